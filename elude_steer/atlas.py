@@ -1,0 +1,257 @@
+"""The saved product: which sub-units a layer's units fall into, what drives each, and what it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elude_steer.errors import AtlasError
+from elude_steer.manifest import check_files, find_atlas, read_manifest, write_manifest
+from elude_steer.splitting import layer_parameters, sub_unit_parameters
+from elude_steer.storage import new_folder, write_file
+
+_MEMBERSHIPS, _REFERENCES, _IMAGES, _CARD = (
+    "memberships.safetensors",
+    "references.safetensors",
+    "images.json",
+    "README.md",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """The strongest stored instances of sub-units (or of units), strongest first.
+
+    Attributes:
+        activation: `(n,)` mean over the strongest instances: what "fully on" is.
+        values: `(n, kept)` activation at each.
+        images: `(n, kept)` int32 index into the atlas's `image_ids`.
+        tiles: `(n, kept)` int32.
+        tokens: `(n, kept)` int32, the token within its tile.
+    """
+
+    activation: torch.Tensor
+    values: torch.Tensor
+    images: torch.Tensor
+    tiles: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Atlas:
+    """All sub-units of one layer.
+
+    Attributes:
+        packed: `(S, ceil(d_in / 8))` uint8, the memberships, a bit a dimension.
+        units: `(S,)` int64 the unit each sub-unit belongs to, ascending.
+        rho: `(d_out,)` the margin chosen for each unit.
+        sizes: `(S,)` instances in each sub-unit's cluster; 0 for units left whole.
+        references: of the sub-units.
+        unit_references: of the whole units.
+        image_ids: the names of the images that references point to.
+        about: everything the manifest says.
+        folder: where it was loaded from.
+    """
+
+    packed: torch.Tensor
+    units: torch.Tensor
+    rho: torch.Tensor
+    sizes: torch.Tensor
+    references: References
+    unit_references: References
+    image_ids: tuple[str, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return str(self.about.get("name", "atlas"))
+
+    @property
+    def d_in(self) -> int:
+        """Input dimensions of the layer."""
+        return int(self.about["d_in"])
+
+    @property
+    def d_out(self) -> int:
+        """Units of the layer."""
+        return int(self.about["d_out"])
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __repr__(self) -> str:
+        layer = self.about.get("layer", "?")
+        return f"Atlas({self.name!r}: {len(self)} sub-units of {self.d_out} units, layer {layer!r})"
+
+    @cached_property
+    def dead(self) -> torch.Tensor:
+        """`(S,)` bool: sub-units that own no dimension; they are counted and nothing else."""
+        return ~self.packed.bool().any(1)
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        return torch.searchsorted(self.units, torch.arange(self.d_out + 1))
+
+    def sub_units_of(self, unit: int) -> range:
+        """The sub-units of one unit."""
+        if not 0 <= unit < self.d_out:
+            raise AtlasError(f"atlas '{self.name}' has units 0 to {self.d_out - 1}, not {unit}.")
+        return range(int(self._first[unit]), int(self._first[unit + 1]))
+
+    def members(self, sub_units: torch.Tensor | Sequence[int] | None = None) -> torch.Tensor:
+        """Who owns what, `(n, d_in)` bool, for some sub-units or for all."""
+        packed = self.packed if sub_units is None else self.packed[torch.as_tensor(sub_units)]
+        return torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=self.d_in).view(bool))
+
+    def parameters(
+        self, sub_units: torch.Tensor | Sequence[int], weight: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights `(n, d_in)` and biases `(n,)` of some sub-units, from the layer's own weight and bias."""
+        wanted = torch.as_tensor(sub_units)
+        every = torch.cat(
+            [torch.arange(r.start, r.stop) for r in map(self.sub_units_of, self.units[wanted].unique().tolist())]
+        )
+        members = self.members(every).to(weight.device)
+        w, b = sub_unit_parameters(weight, bias, members, self.units[every].to(weight.device))
+        at = torch.searchsorted(every, wanted).to(weight.device)
+        return w[at], b[at]
+
+    def check(self, layer: nn.Module) -> None:
+        """Raises unless `layer` carries the weights this atlas was built for."""
+        loaded, built = weights_hash(layer), self.about["weights"]
+        if loaded != built:
+            revision = self.about["model"].get("revision")
+            raise AtlasError(
+                f"atlas '{self.name}' was built for other weights of this layer (hash {built[:8]}…, loaded "
+                f"{loaded[:8]}…); rebuild it with `elude-steer build`, or load '{self.about['model'].get('id')}'"
+                + (f", revision {revision}." if revision else ".")
+            )
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the atlas as a folder, whole or not at all."""
+        from safetensors.torch import save
+
+        folder = Path(folder).expanduser()
+        tensors = {"members": self.packed, "units": self.units.int(), "rho": self.rho, "sizes": self.sizes.int()}
+        references = {
+            f"{kind}.{key}": getattr(value, key).contiguous()
+            for kind, value in (("sub_units", self.references), ("units", self.unit_references))
+            for key in References.__dataclass_fields__
+        }
+        with new_folder(folder) as new:
+            write_file(new / _MEMBERSHIPS, lambda file: file.write(save(tensors)))
+            write_file(new / _REFERENCES, lambda file: file.write(save(references)))
+            write_file(new / _IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
+            write_file(new / _CARD, lambda file: file.write(self.card().encode()))
+            about = {k: v for k, v in self.about.items() if k not in ("format", "files", "checksum")}
+            write_manifest(new, about)
+        return folder
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None) -> Atlas:
+        """An atlas by folder, by name under `ELUDE_STEER_HOME`, or by Hub id; every file is checked.
+
+        Example:
+            >>> atlas = Atlas.load("my-atlas")
+            >>> len(atlas), atlas.about["layer"]
+        """
+        folder = find_atlas(name)
+        if folder is None:
+            folder = _download(str(name), revision)
+        about = read_manifest(folder)
+        check_files(folder, about)
+        return cls._read(folder, about)
+
+    from_pretrained = load
+
+    @classmethod
+    def _read(cls, folder: Path, about: Mapping[str, Any]) -> Atlas:
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / _MEMBERSHIPS)
+        references = load_file(folder / _REFERENCES)
+        of_sub_units, of_units = (
+            References(**{key: references[f"{kind}.{key}"] for key in References.__dataclass_fields__})
+            for kind in ("sub_units", "units")
+        )
+        images = json.loads((folder / _IMAGES).read_text(encoding="utf-8"))
+        return cls(
+            tensors["members"],
+            tensors["units"].long(),
+            tensors["rho"],
+            tensors["sizes"],
+            of_sub_units,
+            of_units,
+            tuple(images),
+            about,
+            folder,
+        )
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+        """Uploads the atlas to the Hub; returns its address."""
+        from huggingface_hub import HfApi
+
+        if self.folder is None:
+            raise AtlasError("save the atlas before pushing it: `atlas.save(folder)`, then `Atlas.load(folder)`.")
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        info = api.upload_folder(repo_id=repo_id, folder_path=self.folder, commit_message="Upload atlas")
+        return str(info.commit_url)
+
+    def card(self) -> str:
+        """The model card: what this is, how it was made, how to load it."""
+        about, model = self.about, self.about.get("model", {})
+        whole = int((torch.bincount(self.units, minlength=self.d_out) == 1).sum())
+        rows = {
+            "units": self.d_out,
+            "sub-units": f"{len(self)} ({len(self) / self.d_out:.2f} a unit)",
+            "units left whole": whole,
+            "sub-units that own nothing": int(self.dead.sum()),
+            "input dimensions": self.d_in,
+            "instances": f"{about.get('instances')} from {about.get('images')} images",
+            "clustering": about.get("backend"),
+            "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
+        }
+        table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+        return (
+            f"---\nlibrary_name: elude_steer\nbase_model: {model.get('id')}\ntags: [steering]\n---\n\n"
+            f"# {self.name}\n\nSub-units of layer `{about.get('layer')}` of `{model.get('id')}` (revision "
+            f"{model.get('revision') or 'not pinned'}), split by elude_steer without changing the model.\n\n"
+            f"| | |\n|---|---|\n{table}\n\n```python\nimport elude_steer as es\n\n"
+            f'atlas = es.Atlas.load("{self.name}")  # this folder or its Hub id\n```\n\n'
+            "The whole recipe stands in `manifest.json` under `spec`.\n"
+        )
+
+
+def weights_hash(layer: nn.Module) -> str:
+    """A hash of a layer's weight and bias as bfloat16: the same whether a model is loaded in full precision or half."""
+    digest = hashlib.sha256()
+    for tensor in layer_parameters(layer):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.bfloat16().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, revision=revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        cause = str(error).strip().splitlines()
+        raise AtlasError(
+            f"atlas '{repo_id}' is neither at hand nor on the Hub ({cause[0] if cause else type(error).__name__}); "
+            "`elude-steer atlases list` shows those at hand."
+        ) from error

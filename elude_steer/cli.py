@@ -1,0 +1,232 @@
+"""The command line: parse, call one function of the library, print. Results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from elude_steer import __version__
+from elude_steer.errors import EludeSteerError, EludeSteerWarning
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="elude-steer")
+def cli() -> None:
+    r"""Split a vision model's units into single-concept sub-units, without changing what it computes.
+
+    \b
+    elude-steer recipes list
+    elude-steer build llava-onevision-0.5b --images photos/ --out my-atlas
+    elude-steer atlases show my-atlas
+    """
+
+
+@cli.command()
+@click.argument("spec")
+@click.option("--images", help="Probing images: a folder, a text file with a path a line, or hf:DATASET.")
+@click.option(
+    "--out", type=click.Path(), help="Folder of the atlas [default: its name under ELUDE_STEER_HOME/atlases]."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the spec: clusters.top_k=5000.")
+@click.option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")
+@click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: 1, or torchrun's].")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of one core a process [default: all cores].")
+@click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
+    r"""Build the atlas of SPEC, a YAML file or a shipped recipe; run again to go on after an interruption.
+
+    \b
+    elude-steer build llava-onevision-0.5b --images photos/ --set clusters.top_k=5000 --out my-atlas
+    torchrun --nproc_per_node 4 -m elude_steer build dinov2-base-layer12 --images imagenet/train
+    """
+    from elude_steer.pipeline import build
+
+    if options["quiet"] or not sys.stderr.isatty():
+        _hide_loading_bars()
+    atlas = build(spec, settings=settings, **options)
+    if int(os.environ.get("RANK", "0")) == 0:
+        click.echo(atlas.folder)
+
+
+@cli.group()
+def atlases() -> None:
+    """The atlases at hand."""
+
+
+@atlases.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_atlases(as_json: bool) -> None:
+    """List the atlases under ELUDE_STEER_HOME."""
+    from elude_steer.manifest import atlases, read_manifest
+    from elude_steer.storage import home
+
+    rows = [{"name": name, "path": str(path), **_summary(read_manifest(path))} for name, path in atlases()]
+    if not rows and not as_json:
+        click.echo(f"no atlases under {home() / 'atlases'} yet; `elude-steer build` makes one.", err=True)
+    _show(rows, ("name", "model", "layer", "units", "sub_units"), as_json)
+
+
+@atlases.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="The whole manifest.")
+def show_atlas(name: str, as_json: bool) -> None:
+    """Show what the atlas NAME (a folder, or a name of `atlases list`) is of and how it was made."""
+    from elude_steer.errors import AtlasError
+    from elude_steer.manifest import check_files, find_atlas, read_manifest
+
+    folder = find_atlas(name)
+    if folder is None:
+        raise AtlasError(f"atlas '{name}' is not at hand; download it with `elude_steer.Atlas.load('{name}')`.")
+    manifest = read_manifest(folder)
+    check_files(folder, manifest)
+    if as_json:
+        click.echo(json.dumps(manifest, indent=2, ensure_ascii=False))
+        return
+    shown = {**_summary(manifest), "images": manifest["images"], "instances": manifest["instances"]}
+    shown |= {"backend": manifest["backend"], "files": f"{len(manifest['files'])}, all as written", "folder": folder}
+    for key, value in shown.items():
+        click.echo(f"{key.replace('_', '-'):<10} {value}")
+
+
+@cli.group()
+def recipes() -> None:
+    """The recipes that come with the package."""
+
+
+@recipes.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_recipes(as_json: bool) -> None:
+    """List the shipped recipes."""
+    from elude_steer.recipe import list_recipes
+
+    rows = [{**one._asdict(), "path": str(one.path)} for one in list_recipes()]
+    _show(rows, ("kind", "name", "summary"), as_json)
+
+
+@recipes.command("show")
+@click.argument("name")
+def show_recipe(name: str) -> None:
+    """Print the recipe NAME."""
+    from elude_steer.recipe import find_recipe
+
+    click.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes.command("copy")
+@click.argument("name")
+@click.argument("target", type=click.Path(path_type=Path), default=Path())
+def copy_recipe(name: str, target: Path) -> None:
+    """Copy the recipe NAME to TARGET (a folder or a new file) to change it."""
+    from elude_steer.errors import StorageError
+    from elude_steer.recipe import find_recipe
+    from elude_steer.storage import write_file
+
+    source = find_recipe(name)
+    target = target / source.name if target.is_dir() else target
+    if target.exists():
+        raise StorageError(f"'{target}' is already there; give another name.")
+    data = source.read_bytes()
+    write_file(target, lambda file: file.write(data))
+    click.echo(target)
+
+
+@recipes.command("check")
+@click.argument("files", nargs=-1, required=True)
+def check_recipes(files: tuple[str, ...]) -> None:
+    """Say whether each of FILES (or names of shipped recipes) is right, and all that is wrong with it."""
+    from elude_steer.errors import SpecError
+    from elude_steer.recipe import load_spec
+
+    problems: list[str] = []
+    for name in files:
+        try:
+            load_spec(name)
+            click.echo(f"{name}: right")
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def env(as_json: bool) -> None:
+    """Show versions, extras and folders, for a bug report."""
+    import platform
+
+    from elude_steer import backends
+    from elude_steer.storage import home
+
+    core = ("elude-steer", "torch", "transformers", "sentence-transformers", "hdbscan", "accelerate", "numpy")
+    report: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    report |= {name: backends.version(name) or "missing" for name in core}
+    report |= {f"[{extra}]": backends.is_installed(package) for package, extra in backends.EXTRAS.items()}
+    report["torchvision"] = backends.version("torchvision") or "not installed (not needed)"
+    report["ELUDE_STEER_HOME"] = str(home())
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    for key, value in report.items():
+        shown = {True: "installed", False: "not installed"}.get(value, value) if isinstance(value, bool) else value
+        click.echo(f"{key:<22} {shown}")
+
+
+def main() -> None:
+    """Runs the command line: one line for an error, exit 1, and no traceback."""
+    warnings.showwarning = _show_warning
+    try:
+        cli(standalone_mode=False)
+    except EludeSteerError as error:
+        _fail(str(error))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("stopped; finished work is kept, run the same command again to go on.", 130)
+    except BrokenPipeError:  # `elude-steer … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _fail(message: str, code: int = 1) -> None:
+    told = os.environ.get("ELUDE_STEER_ERROR_FILE")
+    if told:
+        Path(told).write_text(message, encoding="utf-8")
+    else:
+        for line in message.splitlines():
+            click.echo(f"elude-steer: {line}", err=True)
+    sys.exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    # What other packages warn their developers about is of no use to somebody at a command line.
+    if issubclass(category, EludeSteerWarning):
+        click.echo(f"elude-steer: note: {message}", err=True)
+
+
+def _hide_loading_bars() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
+    keys = ("layer", "units", "sub_units")
+    return {"model": manifest["model"]["id"], **{key: manifest[key] for key in keys}}
+
+
+def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    widths = [max((len(line[i]) for line in cells), default=0) for i in range(len(columns))]
+    for line in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

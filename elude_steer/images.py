@@ -1,0 +1,178 @@
+"""Sets of pictures: a folder, a list of paths, a Hugging Face dataset, or anything that can be looped over."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from elude_steer import backends
+from elude_steer.errors import ImageError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture that has not been read yet: its place in the set, its name, and how to get it with a content hash."""
+
+    index: int
+    id: str
+    read: Callable[[], tuple[Any, bytes]]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Pictures in a fixed order.
+
+    Attributes:
+        name: where they come from, for messages.
+        items: makes a new iterator over them.
+        length: how many, or None for a stream.
+        fingerprint: tells sets apart before they are read; None for a stream, which cannot be told apart.
+    """
+
+    name: str
+    items: Callable[[], Iterator[Item]]
+    length: int | None
+    fingerprint: str | None
+
+
+def image_set(source: Any, *, split: str = "train", column: str = "image", limit: int | None = None) -> ImageSet:
+    """The pictures of any kind of source.
+
+    Args:
+        source: a folder (searched to its depths), a text file with a path a line, a list of paths, `hf:` and a
+            dataset's id, or a sequence or iterable of PIL images or tensors; of tuples the first part is taken.
+        split: of a Hugging Face dataset.
+        column: of a Hugging Face dataset.
+        limit: only the first so many.
+    """
+    if isinstance(source, str) and source.startswith("hf:"):
+        return _dataset(source.removeprefix("hf:"), split, column, limit)
+    if isinstance(source, str | os.PathLike):
+        return _files(*_listed(Path(source).expanduser()), limit)
+    if isinstance(source, Sequence) and source and all(isinstance(path, str | os.PathLike) for path in source):
+        paths = [Path(path).expanduser() for path in source]
+        return _files("the list of paths", {str(path): path for path in paths}, limit)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _sequence(source, limit)
+    if isinstance(source, Iterable):
+        return _stream(source, limit)
+    raise ImageError(f"images cannot be taken from a {type(source).__name__}; give a folder, paths or pictures.")
+
+
+def read_image(path: Path) -> tuple[Any, bytes]:
+    """The picture in a file, upright and in RGB, and the hash of the file's bytes."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    data = path.read_bytes()
+    try:
+        opened = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError as error:
+        raise ImageError("no image in a format that Pillow knows") from error
+    with opened as image:
+        return ImageOps.exif_transpose(image).convert("RGB"), hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _listed(path: Path) -> tuple[str, dict[str, Path]]:
+    if path.is_dir():
+        found: dict[str, Path] = {}
+        for folder, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                    full = Path(folder) / name
+                    found[full.relative_to(path).as_posix()] = full
+        if not found:
+            kinds = " ".join(sorted(SUFFIXES))
+            raise ImageError(f"folder '{path}' holds no images (looked for {kinds} in it and its sub-folders).")
+        return str(path), found
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return str(path), {path.name: path}
+    if path.is_file():
+        try:
+            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise ImageError(f"'{path}' is neither an image nor a text file with a path a line.") from error
+        names = [line for line in lines if line and not line.startswith("#")]
+        if not names:
+            raise ImageError(f"'{path}' lists no images; write one path a line.")
+        return str(path), {name: path.parent / Path(name).expanduser() for name in names}
+    raise ImageError(f"no folder or file '{path}' to take images from; check the path.")
+
+
+def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
+    # Sorted by name, so that neither the disk's nor a list's order matters.
+    ids = sorted(paths)[:limit]
+    digest = hashlib.blake2b(digest_size=16)
+    for id in ids:
+        try:
+            stat = paths[id].stat()
+            digest.update(f"{id}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        except OSError:
+            digest.update(f"{id}\0missing\0".encode())
+
+    def items() -> Iterator[Item]:
+        for index, id in enumerate(ids):
+            yield Item(index, id, lambda path=paths[id]: read_image(path))  # type: ignore[misc]
+
+    return ImageSet(name, items, len(ids), digest.hexdigest())
+
+
+def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
+    datasets = backends.require("datasets", f"images.source 'hf:{id}'")
+    try:
+        data = datasets.load_dataset(id, split=split)
+    except Exception as error:  # the library's own kinds of errors are many, and all mean the same here
+        raise ImageError(f"dataset '{id}' (split '{split}') could not be loaded: {error}") from error
+    if column not in data.column_names:
+        raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
+    length = min(len(data), limit or len(data))
+
+    def items() -> Iterator[Item]:
+        for index in range(length):
+            yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hashed(data[i][column]))  # type: ignore[misc]
+
+    return ImageSet(f"hf:{id}", items, length, f"{data._fingerprint}-{column}-{length}")
+
+
+def _sequence(source: Any, limit: int | None) -> ImageSet:
+    length = min(len(source), limit or len(source))
+    if not length:
+        raise ImageError("the list of images is empty.")
+
+    def items() -> Iterator[Item]:
+        for index in range(length):
+            yield Item(index, f"{index:08d}", lambda i=index: _hashed(source[i]))  # type: ignore[misc]
+
+    digest = hashlib.blake2b(digest_size=16)
+    for index in range(length):
+        digest.update(_hashed(source[index])[1])
+    return ImageSet("the given images", items, length, digest.hexdigest())
+
+
+def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:
+    def items() -> Iterator[Item]:
+        for index, image in enumerate(islice(source, limit)):
+            yield Item(index, f"{index:08d}", lambda image=image: _hashed(image))  # type: ignore[misc]
+
+    return ImageSet("the stream of images", items, None, None)
+
+
+def _hashed(image: Any) -> tuple[Any, bytes]:
+    """A picture held in memory and the hash of its content; of `(picture, label)` the picture."""
+    if isinstance(image, tuple | list):
+        image = image[0]
+    digest = hashlib.blake2b(digest_size=16)
+    if hasattr(image, "tobytes") and hasattr(image, "mode"):  # PIL
+        digest.update(f"{image.mode}{image.size}".encode() + image.tobytes())
+    else:
+        array = image.detach().cpu().contiguous().numpy() if hasattr(image, "detach") else image
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return image, digest.digest()

@@ -1,0 +1,328 @@
+"""The stages of a build, each kept on disk under a hash of all it depends on, so that nothing is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from elude_steer import backends, probing
+from elude_steer.atlas import Atlas, References, weights_hash
+from elude_steer.clusters import cluster, resolve_backend
+from elude_steer.contributions import cluster_means, contributions, representatives
+from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.images import ImageSet
+from elude_steer.recipe import AtlasSpec, ClustersSpec
+from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
+from elude_steer.storage import remove_leftovers, write_file
+from elude_steer.towers import Tower
+from elude_steer.workers import Team
+
+# Units that share one pass over the store; fixed, because another shape of product may round differently.
+_UNITS = 32
+
+
+@dataclass
+class Build:
+    """One build: what it is made from, and who works where. Every method is a stage; each uses those above it."""
+
+    tower: Tower
+    images: ImageSet
+    spec: AtlasSpec
+    crew: Team
+    work: Path
+    quiet: bool
+    shard: int = 64  # images a file while collecting; never changes the result
+    weight: torch.Tensor = field(init=False)  # (d_out, d_in)
+    bias: torch.Tensor = field(init=False)  # (d_out,)
+    backend: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.images.fingerprint is None:  # a stream is never seen twice, so its stages are of no further use
+            if self.crew.world > 1:
+                raise SpecError("several processes cannot share a stream of images; give a folder or a list.")
+            self.work = self.work / f"stream-{uuid.uuid4().hex[:12]}"
+        self.weight, self.bias = layer_parameters(self.tower.layer)
+        self.backend = resolve_backend(self.spec.clusters.backend, self.tower.device)
+
+    def atlas(self, out: Path, model: Mapping[str, Any]) -> Atlas:
+        """Runs all stages and writes the atlas."""
+        try:
+            tokens, key = self.collected()
+            store = probing.TokenStore(tokens)
+            rows, key = self.ranked(store, key)
+            units, key = self.clustered(store, rows, key)
+            blocks, key = self.divided(store, units, key)
+            if self.crew.rank == 0:
+                self.assembled(store, blocks, model).save(out)
+            self.crew.barrier()
+        finally:
+            if self.images.fingerprint is None:
+                shutil.rmtree(self.work, ignore_errors=True)
+        return Atlas.load(out)
+
+    def collected(self) -> tuple[Path, str]:
+        """The token store: a random few tokens of every image."""
+        spec = self.spec.tokens
+        plan = probing.TokenPlan(spec.per_image, spec.seed, spec.dtype, spec.batch_size, self.shard)
+        device = str(self.tower.device.type)
+        key = key_of("tokens", self.tower.fingerprint(), self.images.fingerprint, asdict(plan), device, versions())
+        folder = self._folder("tokens", key)
+        counted = folder / "counted.json"
+        if not counted.exists():
+            total = self.images.length
+            with self._bar("collecting", total, "images") as bar:
+
+                def work(piece: tuple[int, list[Any]]) -> None:
+                    number, batches = piece
+                    if probing.shard_path(folder, number).exists():
+                        bar.update(sum(map(len, batches)))
+                        return
+                    probing.collect_shard(
+                        self.tower, batches, plan, folder, number, stopped=self.crew.stopped, step=bar.update
+                    )
+
+                count = _Counted(probing.shards(self.images, plan))
+                self.crew.each(count, work)
+            if self.crew.rank == 0:
+                write_file(counted, lambda file: file.write(json.dumps(count.seen).encode()))
+        if self.crew.rank == 0:
+            skipped = probing.merge_shards(folder, json.loads(counted.read_text()), self.images.name)
+            if skipped:
+                shown = "; ".join(skipped[:5]) + ("; …" if len(skipped) > 5 else "")
+                warn(f"{len(skipped)} images of {self.images.name} cannot be read and were left out: {shown}")
+        self.crew.barrier()
+        return folder, key
+
+    def ranked(self, store: probing.TokenStore, key: str) -> tuple[Path, str]:
+        """The numbers of each unit's strongest instances."""
+        k = self.spec.clusters.top_k
+        if k > len(store) and self.crew.rank == 0:
+            warn(f"clusters.top_k is {k}, but only {len(store)} instances are stored: all of them are used.")
+        key = key_of("rows", key, weights_hash(self.tower.layer), _hash_tensor(self.weight), min(k, len(store)))
+        folder = self._folder("rows", key)
+
+        def work(block: range) -> None:
+            _, rows = probing.strongest(
+                store, self.weight[block.start : block.stop], self.bias[block.start : block.stop], k
+            )
+            write_file(_block_path(folder, block, ".npy"), lambda file: np.save(file, rows.int().cpu().numpy()))
+
+        self._each("ranking", self._blocks(), lambda block: _block_path(folder, block, ".npy"), work, "blocks")
+        return folder, key
+
+    def clustered(self, store: probing.TokenStore, rows: Path, key: str) -> tuple[Path, str]:
+        """Each unit's clusters: their representatives, mean inputs and sizes."""
+        spec = replace(self.spec.clusters, backend=cast(Any, self.backend))
+        key = key_of("clusters", key, asdict(spec), backends.version("hdbscan"))
+        folder = self._folder("clusters", key)
+
+        def work(unit: int) -> None:
+            block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
+            numbers = np.load(_block_path(rows, block, ".npy"), mmap_mode="r")[unit - block.start]
+            tensors = _cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
+            _save(_unit_path(folder, unit), tensors)
+
+        self._each("clustering", range(len(self.weight)), lambda unit: _unit_path(folder, unit), work, "units")
+        return folder, key
+
+    def divided(self, store: probing.TokenStore, units: Path, key: str) -> tuple[Path, str]:
+        """Each unit's sub-units, and the strongest instances of both."""
+        key = key_of("split", key, asdict(self.spec.split), asdict(self.spec.references))
+        folder = self._folder("split", key)
+
+        def work(block: range) -> None:
+            _save(_block_path(folder, block, ".safetensors"), self._divide(store, units, block))
+
+        self._each("splitting", self._blocks(), lambda b: _block_path(folder, b, ".safetensors"), work, "blocks")
+        return folder, key
+
+    def _divide(self, store: probing.TokenStore, folder: Path, block: range) -> dict[str, torch.Tensor]:
+        rule, weight, bias = self.spec.split, self.weight.cpu(), self.bias.cpu()
+        found = [_load(_unit_path(folder, unit)) for unit in block]
+        splits = [
+            split_unit(
+                unit["representatives"],
+                unit["means"],
+                weight[number],
+                float(bias[number]),
+                winner_rule=rule.winner_rule,
+                rho_score=rule.rho_score,
+                seed=rule.seed * 1_000_003 + number,
+            )
+            for number, unit in zip(block, found, strict=True)
+        ]
+        members = torch.cat([split.members for split in splits])
+        owners = torch.tensor([unit for unit, split in zip(block, splits, strict=True) for _ in split.members])
+        sizes = [unit["sizes"] if len(unit["sizes"]) > 1 else torch.zeros(1, dtype=torch.int32) for unit in found]
+        parts = sub_unit_parameters(weight, bias, members, owners)
+        return {
+            "members": torch.from_numpy(np.packbits(members.numpy(), axis=1)),
+            "units": owners.int(),
+            "rho": torch.tensor([split.rho for split in splits]),
+            "sizes": torch.cat(sizes),
+            **self._strongest("sub_units", store, *parts),
+            **self._strongest("units", store, weight[block.start : block.stop], bias[block.start : block.stop]),
+        }
+
+    def _strongest(
+        self, kind: str, store: probing.TokenStore, weight: torch.Tensor, bias: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        spec, device = self.spec.references, self.tower.device
+        most = max(spec.instances, spec.keep)
+        values, rows = (t.cpu() for t in probing.strongest(store, weight.to(device), bias.to(device), most))
+        mean = values[:, : spec.instances].double().mean(1).float()
+        return {
+            f"{kind}.activation": mean,
+            f"{kind}.values": values[:, : spec.keep].contiguous(),
+            f"{kind}.rows": rows[:, : spec.keep].contiguous(),
+        }
+
+    def assembled(self, store: probing.TokenStore, folder: Path, model: Mapping[str, Any]) -> Atlas:
+        """The atlas of all blocks."""
+        blocks = [_load(_block_path(folder, block, ".safetensors")) for block in self._blocks()]
+        joined = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+        used = np.unique(
+            np.concatenate([store.places["image"][joined[f"{k}.rows"]].ravel() for k in ("sub_units", "units")])
+        )
+        about = {
+            "name": self.spec.name,
+            "model": dict(model),
+            "class": type(self.tower.model).__name__,
+            "layer": self.tower.layer_name,
+            "weights": weights_hash(self.tower.layer),
+            "d_in": self.weight.shape[1],
+            "d_out": len(self.weight),
+            "units": len(self.weight),
+            "sub_units": len(joined["units"]),
+            "images": len(store.image_ids),
+            "instances": len(store),
+            "backend": self.backend,
+            "spec": asdict(self.spec),
+            "versions": versions(),
+        }
+        of_sub_units, of_units = (_references(kind, joined, store.places, used) for kind in ("sub_units", "units"))
+        names = tuple(store.image_ids[int(number)] for number in used)
+        units, rho, sizes = joined["units"].long(), joined["rho"], joined["sizes"]
+        return Atlas(joined["members"], units, rho, sizes, of_sub_units, of_units, names, about)
+
+    def _blocks(self) -> list[range]:
+        count = len(self.weight)
+        return [range(start, min(start + _UNITS, count)) for start in range(0, count, _UNITS)]
+
+    def _each(
+        self, label: str, pieces: Sequence[Any], path: Callable[[Any], Path], work: Callable[[Any], None], unit: str
+    ) -> None:
+        with self._bar(label, len(pieces), unit) as bar:
+
+            def one(piece: Any) -> None:
+                if not path(piece).exists() and not self.crew.stopped.is_set():
+                    work(piece)
+                bar.update(1)
+
+            self.crew.each(pieces, one)
+
+    def _bar(self, label: str, total: int | None, unit: str) -> Any:
+        share = None if total is None else -(-total // self.crew.world)
+        hidden = True if self.quiet or self.crew.rank else None  # None: hidden where there is no terminal
+        return tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True)
+
+    def _folder(self, stage: str, key: str) -> Path:
+        folder = self.work / f"{stage}-{key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        return folder
+
+
+def _cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
+    c = contributions(q, weight)
+    found = cluster(
+        c,
+        backend=spec.backend,
+        selection=spec.selection,
+        min_cluster_size=spec.min_cluster_size,
+        min_samples=spec.min_samples,
+        umap_components=spec.umap_components,
+        umap_neighbors=spec.umap_neighbors,
+        seed=spec.seed,
+    )
+    labels, sizes = torch.from_numpy(found.labels), np.bincount(found.labels[found.labels >= 0], minlength=found.count)
+    none = torch.empty(0, q.shape[1])
+    return {
+        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count)
+        if found.count
+        else none,
+        "means": cluster_means(q, labels, found.count) if found.count else none,
+        "sizes": torch.from_numpy(sizes.astype(np.int32)),
+    }
+
+
+def _references(kind: str, joined: Mapping[str, torch.Tensor], places: np.ndarray, used: np.ndarray) -> References:
+    at = places[joined[f"{kind}.rows"].numpy()]
+    images = np.searchsorted(used, at["image"])
+    numbers = [torch.from_numpy(array.astype(np.int32)) for array in (images, at["tile"], at["token"])]
+    return References(joined[f"{kind}.activation"], joined[f"{kind}.values"], *numbers)
+
+
+class _Counted:
+    """An iterable that remembers how many pieces it gave."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self.pieces, self.seen = pieces, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece in self.pieces:
+            self.seen += 1
+            yield piece
+
+
+def warn(message: str) -> None:
+    """Says something worth knowing; the command line shows it as one line."""
+    warnings.warn(message, EludeSteerWarning, stacklevel=3)
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of what computed: ours, and those whose numbers we use."""
+    names = ("elude-steer", "torch", "transformers", "hdbscan", "numpy", "pillow")
+    return {name: backends.version(name) for name in names}
+
+
+def key_of(*causes: Any) -> str:
+    """A short hash of everything a stage depends on."""
+    text = json.dumps(causes, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _hash_tensor(tensor: torch.Tensor) -> str:
+    return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save
+
+    data = save(tensors)
+    write_file(path, lambda file: file.write(data))
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _block_path(folder: Path, block: range, suffix: str) -> Path:
+    return folder / f"block-{block.start:06d}{suffix}"
+
+
+def _unit_path(folder: Path, unit: int) -> Path:
+    return folder / f"unit-{unit:06d}.safetensors"

@@ -1,0 +1,111 @@
+"""Files that are whole or not there, and the folder where everything of ours lives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from elude_steer.errors import StorageError
+
+_TEMPORARY = re.compile(r"\.tmp-(\d+)(?:-\d+)?$")
+
+
+def home() -> Path:
+    """Where atlases, caches and unfinished work are kept: `ELUDE_STEER_HOME`, or the user's cache folder."""
+    return Path(os.environ.get("ELUDE_STEER_HOME") or "~/.cache/elude_steer").expanduser()
+
+
+def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file that appears only when it is complete and on the disk."""
+    import threading
+
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
+    with told_if_full(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path` at the end, or vanishes if anything fails before."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    aside = path.with_name(f"{path.name}.old-{os.getpid()}")
+    with told_if_full(path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            if path.exists():
+                path.rename(aside)
+            try:
+                temporary.rename(path)
+            except BaseException:
+                if aside.exists():
+                    aside.rename(path)
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes temporary files in `folder` whose process is gone: a killed run leaves them behind."""
+    for path in folder.glob("*.tmp-*"):
+        match = _TEMPORARY.search(path.name)
+        if match and not _alive(int(match.group(1))):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def told_if_full(path: Path) -> Iterator[None]:
+    """Says in one line that a disk is full or a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            left = _free(path)
+            raise StorageError(
+                f"no room left while writing '{path}'{left}; free some and run the same command again "
+                "(finished work is kept)."
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+            raise StorageError(f"'{path}' cannot be written ({error.strerror}); choose another folder.") from error
+        raise
+
+
+def _free(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        return f" ({shutil.disk_usage(existing).free / 1e6:.0f} MB free)"
+    return ""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,220 @@
+"""A torch model, one linear layer in it, and the way from pictures to what that layer is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elude_steer import backends
+from elude_steer.errors import ModelError
+from elude_steer.hooks import find_layer, record
+
+
+@dataclass(frozen=True, eq=False)
+class Tower:
+    """Where the method is applied: `encode` turns pictures into the target layer's inputs.
+
+    Attributes:
+        model: the whole model, in eval mode.
+        layer_name: dotted name of the target layer.
+        layer: the target layer itself.
+        prepare: pictures to what `model` is called with: a tensor, or a mapping of keyword arguments.
+        skip_tokens: positions that are no instances (register tokens).
+        within: the part of the model that the layer's input depends on; empty means all of it.
+        settings: how the pictures are prepared, for the fingerprint.
+    """
+
+    model: nn.Module
+    layer_name: str
+    layer: nn.Module
+    prepare: Callable[[Sequence[Any]], torch.Tensor | Mapping[str, Any]]
+    skip_tokens: tuple[int, ...] = ()
+    within: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pictures go: the device of the model's first parameter."""
+        return next(self.model.parameters()).device
+
+    @torch.inference_mode()
+    def encode(self, images: Sequence[Any]) -> list[torch.Tensor]:
+        """The target layer's inputs, one `(tiles, tokens, d_in)` tensor an image; the model runs no further."""
+        inputs = self.prepare(images)
+        with record(self.layer) as seen:
+            self._call(inputs)
+        q = seen.input
+        if isinstance(self.layer, nn.Conv2d):
+            q = q.flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
+        elif q.dim() > 3:
+            q = q.flatten(1, -2)  # channels-last maps: (batch, height x width, d_in)
+        return self._split_by_image(q, inputs, len(images))
+
+    def token_indices(self, tokens: int) -> torch.Tensor:
+        """The positions among `tokens` that count as instances."""
+        kept = [i for i in range(tokens) if i not in set(self.skip_tokens)]
+        return torch.tensor(kept, dtype=torch.long)
+
+    def fingerprint(self) -> str:
+        """A hash of everything here that the layer's inputs depend on."""
+        digest = hashlib.blake2b(digest_size=16)
+        part = self.model.get_submodule(self.within)
+        described = {
+            "class": type(self.model).__name__,
+            "layer": self.layer_name,
+            "skip": self.skip_tokens,
+            "settings": dict(self.settings),
+        }
+        digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+        for name, tensor in sorted(part.state_dict().items()):
+            digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(_bytes(tensor))
+        return digest.hexdigest()
+
+    def _call(self, inputs: torch.Tensor | Mapping[str, Any]) -> None:
+        if isinstance(inputs, torch.Tensor):
+            self.model(inputs.to(self.device))
+        else:
+            self.model(**inputs)
+
+    def _split_by_image(
+        self, q: torch.Tensor, inputs: torch.Tensor | Mapping[str, Any], images: int
+    ) -> list[torch.Tensor]:
+        if q.dim() == 2:  # one vector an image, or the tokens of all images in one row
+            q = q.reshape(images, -1, q.shape[-1]) if q.shape[0] % images == 0 else q[None]
+        if q.shape[0] % images:
+            raise ModelError(
+                f"layer '{self.layer_name}' saw {q.shape[0]} rows for {images} images, so rows cannot be told apart; "
+                "set tokens.batch_size: 1."
+            )
+        return list(q.reshape(images, -1, *q.shape[1:]).unbind(0))
+
+
+def load_vision(
+    model_id: str,
+    *,
+    layer: str,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "float32",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Tower:
+    """A vision backbone of transformers (DINOv2, ViT, …); of a dual encoder (SigLIP, CLIP) its vision half."""
+    from transformers import AutoImageProcessor, AutoModel
+
+    with explained(model_id):
+        model, info = AutoModel.from_pretrained(
+            model_id,
+            revision=revision,
+            dtype=as_dtype(dtype),
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+        processor = AutoImageProcessor.from_pretrained(
+            model_id, revision=revision, trust_remote_code=trust_remote_code, **pil_backend()
+        )
+    refuse_partial_load(model_id, info)
+    if getattr(model.config, "vision_config", None) is not None:
+        model = model.get_submodule(vision_part(model))
+    model = model.eval().to(device or "cpu")
+    name, module = find_layer(model, layer)
+
+    def prepare(images: Sequence[Any]) -> Mapping[str, Any]:
+        pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels.to(next(model.parameters()).device, next(model.parameters()).dtype)}
+
+    registers = getattr(model.config, "num_register_tokens", 0)
+    skip = tuple(range(1, 1 + registers))  # after CLS
+    return Tower(model, name, module, prepare, skip, settings={"processor": processor.to_dict()})
+
+
+def load_timm(
+    model_id: str, *, layer: str, device: str | torch.device | None = None, dtype: str | torch.dtype = "float32"
+) -> Tower:
+    """A vision backbone of timm with its own pre-processing (extra `timm`)."""
+    timm = backends.require("timm", f"model.kind 'timm' ({model_id})")
+    with explained(model_id):
+        model = timm.create_model(model_id, pretrained=True).eval().to(device or "cpu", as_dtype(dtype))
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    name, module = find_layer(model, layer)
+
+    def prepare(images: Sequence[Any]) -> torch.Tensor:
+        parameter = next(model.parameters())
+        return torch.stack([transform(image) for image in images]).to(parameter.device, parameter.dtype)
+
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    skip = tuple(range(prefix - getattr(model, "num_reg_tokens", 0), prefix))
+    return Tower(model, name, module, prepare, skip, settings={"transform": str(transform)})
+
+
+def vision_part(model: nn.Module) -> str:
+    """Dotted name of a vision-language model's vision tower: the module built from its config's `vision_config`."""
+    wanted = getattr(model.config, "vision_config", None)
+    if wanted is not None:
+        for name, module in model.named_modules():
+            config = getattr(module, "config", None)
+            if name and (config is wanted or type(config) is type(wanted)):
+                return name
+    raise ModelError(f"{type(model).__name__} has no vision tower that its config names (no vision_config).")
+
+
+def as_dtype(dtype: str | torch.dtype) -> Any:
+    """A torch dtype from its name; `auto` stays, for transformers."""
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"dtype '{dtype}' is unknown; use 'auto', 'float32', 'bfloat16' or 'float16'.")
+    return found
+
+
+def pil_backend() -> dict[str, str]:
+    """The argument that makes transformers prepare images with PIL where torchvision is missing."""
+    from transformers.utils import is_torchvision_available
+
+    return {} if is_torchvision_available() else {"backend": "pil"}
+
+
+def refuse_partial_load(model_id: str, info: Mapping[str, Any]) -> None:
+    """Raises where a checkpoint and its class do not fit: transformers only warns and leaves weights random."""
+    problems = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in info.get(kind) or ())
+        if keys:
+            problems.append(f"{len(keys)} {kind.replace('_', ' ')} (first: '{keys[0]}')")
+    if problems:
+        raise ModelError(
+            f"'{model_id}' does not load whole: {', '.join(problems)}; such weights would stay random or be dropped. "
+            "Use the transformers version that wrote it, or another revision."
+        )
+
+
+@contextmanager
+def explained(model_id: str) -> Iterator[None]:
+    """Turns what loaders raise for an unknown, unreachable or damaged model into one line."""
+    if model_id.startswith((".", "/", "~")) and not Path(model_id).is_dir():
+        raise ModelError(f"there is no folder '{model_id}' to load a model from; check the path, or give a Hub id.")
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        cause = str(error).strip().splitlines()
+        raise ModelError(
+            f"model '{model_id}' could not be loaded: {cause[0] if cause else type(error).__name__}"
+        ) from error
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    if tensor.is_meta:
+        raise ModelError("part of the vision tower is offloaded; keep it in memory (device_map='auto' with more room).")
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

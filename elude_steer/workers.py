@@ -1,0 +1,155 @@
+"""Dealing work out: whole pieces to processes, then to threads, so that who does a piece never changes its result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from elude_steer.errors import EludeSteerError, ProcessError, SpecError
+
+Piece = TypeVar("Piece")
+ERROR_FILE = "ELUDE_STEER_ERROR_FILE"  # where a started process leaves its error for the one that started it
+PARENT = "ELUDE_STEER_PARENT"
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who is at work: this process among `world`, with `threads` threads of one core each."""
+
+    rank: int = 0
+    world: int = 1
+    threads: int = 1
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def each(self, pieces: Iterable[Piece], work: Callable[[Piece], None]) -> None:
+        """Calls `work` on this process's share of the pieces, several at a time, and waits for the others."""
+        mine = (piece for number, piece in enumerate(pieces) if number % self.world == self.rank)
+        pool = ThreadPoolExecutor(self.threads)
+        running: set[Future[None]] = set()
+        try:
+            for piece in mine:
+                running.add(pool.submit(work, piece))
+                if len(running) > self.threads:  # one in waiting; a stream is never read far ahead
+                    running = _finish(running, FIRST_COMPLETED)
+                _stop_if_orphaned()
+            while running:
+                running = _finish(running, FIRST_COMPLETED)
+        except BaseException:
+            self.stopped.set()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        self.barrier()
+
+    def barrier(self) -> None:
+        """Waits until all processes have come here."""
+        if self.world > 1:
+            torch.distributed.barrier()
+
+
+def _finish(running: set[Future[None]], when: str) -> set[Future[None]]:
+    done, waiting = wait(running, return_when=when)
+    for future in done:
+        future.result()
+    return waiting
+
+
+@contextmanager
+def team(processes: int | None = None, threads: int | None = None) -> Iterator[Team]:
+    """The team of this process: alone, or one of those that torchrun or `launch` started.
+
+    Torch itself computes with one thread meanwhile: sums that it splits over threads depend on their number, pieces of
+    work that threads take whole do not.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if processes is not None and processes != world:
+        raise ProcessError(
+            f"{processes} processes were asked for and {world} came up; start them with "
+            f"`torchrun --nproc_per_node {processes} -m elude_steer build …`, or use --processes alone."
+        )
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    started = world > 1 and not torch.distributed.is_initialized()
+    try:
+        if started:
+            # Barriers wait for the slowest piece of work, which may take hours; a dead process is noticed elsewhere.
+            torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
+        yield Team(rank, world, threads or max(1, (os.cpu_count() or 1) // local))
+    finally:
+        torch.set_num_threads(before)
+        if started and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def launch(processes: int, arguments: Sequence[str]) -> None:
+    """Runs `elude-steer` with these arguments in several processes; the first failure ends all and is raised."""
+    if processes < 1:
+        raise SpecError(f"processes is {processes}; it is at least 1.")
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        children = []
+        try:
+            for rank in range(processes):
+                environment = {
+                    **os.environ,
+                    "WORLD_SIZE": str(processes),
+                    "LOCAL_WORLD_SIZE": str(processes),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    ERROR_FILE: str(Path(folder) / f"{rank}.txt"),
+                    PARENT: str(os.getpid()),
+                }
+                command = [sys.executable, "-m", "elude_steer", *arguments]
+                children.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+            _watch(children, Path(folder))
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+def _watch(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    while True:
+        codes = [child.poll() for child in children]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            time.sleep(0.2)  # the others may be failing for the same reason: the first rank's word counts
+            for rank in range(len(children)):
+                if (path := folder / f"{rank}.txt").exists():
+                    raise EludeSteerError(path.read_text(encoding="utf-8"))
+            code = codes[failed[0]] or 0
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"stopped with code {code}"
+            raise ProcessError(
+                f"process {failed[0] + 1} of {len(children)} {how}; the others were stopped too. "
+                "Finished work is kept: run the same command again."
+            )
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(0.05)
+
+
+def _stop_if_orphaned() -> None:
+    """Ends a started process whose starter was killed and could not end it."""
+    parent = os.environ.get(PARENT)
+    if parent and os.getppid() != int(parent):
+        raise ProcessError("the process that started this one is gone.")
