@@ -180,19 +180,28 @@ def env(as_json: bool) -> None:
 
 def main() -> None:
     """Runs the command line: one line for an error, exit 1, and no traceback."""
-    warnings.showwarning = _show_warning
-    try:
-        cli(standalone_mode=False)
-    except EludeSteerError as error:
-        _fail(str(error))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _fail("stopped; finished work is kept, run the same command again to go on.", 130)
-    except BrokenPipeError:  # `elude-steer … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    with warnings.catch_warnings():
+        # What other packages warn their developers about is of no use to somebody at a command line.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", EludeSteerWarning)
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"elude-steer: note: {message}", err=True)
+        try:
+            cli(standalone_mode=False)
+        except EludeSteerError as error:
+            _fail(str(error))
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            _fail("stopped; finished work is kept, run the same command again to go on.", 130)
+        except BrokenPipeError:  # `elude-steer … | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except Exception as error:
+            if os.environ.get("ELUDE_STEER_DEBUG"):
+                raise
+            what = " ".join(str(error).split()) or "no further word"
+            _fail(f"unexpected {type(error).__name__}: {what} (ELUDE_STEER_DEBUG=1 shows where; please report it)")
 
 
 def _fail(message: str, code: int = 1) -> None:
@@ -203,12 +212,6 @@ def _fail(message: str, code: int = 1) -> None:
         for line in message.splitlines():
             click.echo(f"elude-steer: {line}", err=True)
     sys.exit(code)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    # What other packages warn their developers about is of no use to somebody at a command line.
-    if issubclass(category, EludeSteerWarning):
-        click.echo(f"elude-steer: note: {message}", err=True)
 
 
 def _hide_loading_bars() -> None:

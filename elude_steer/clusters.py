@@ -50,7 +50,8 @@ def cluster(
 
     Args:
         vectors: `(instances, dimensions)`.
-        backend: `exact`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`.
+        backend: `exact`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `exact` gives the library's labels
+            above 60 dimensions; below, the library takes another algorithm, which orders equal distances its own way.
         selection: `leaf` or `eom`, the library's cluster_selection_method.
         min_cluster_size: smallest group that counts as a cluster.
         min_samples: neighbours that make a dense point; None means `min_cluster_size`.
@@ -112,7 +113,8 @@ def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tu
     np.maximum(matrix, core[:, None], out=matrix)
     edges = mst_linkage_core(matrix)  # of the mutual reachability distances
     del matrix
-    edges = edges[np.argsort(edges[:, 2], kind="stable")]
+    # Many edges are equally long, and their order decides which groups part first: sorted just as the library does it.
+    edges = edges[np.argsort(edges.T[2]), :]
     labels, probabilities, *_ = _tree_to_labels(None, label(edges), size, selection)
     return labels, probabilities
 

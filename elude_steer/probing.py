@@ -110,7 +110,8 @@ def _draw(tower: Tower, q: torch.Tensor, digest: bytes, image: int, plan: TokenP
     else:
         entropy = [plan.seed, *np.frombuffer(digest, np.uint32).tolist()]
         chosen = np.sort(np.random.default_rng(entropy).choice(total, int(plan.per_image), replace=False))
-    rows = q.flatten(0, 1)[torch.from_numpy(chosen).to(q.device)].float().cpu().numpy().astype(plan.dtype)
+    picked = q.flatten(0, 1)[torch.from_numpy(chosen).to(q.device)]
+    rows = picked.to(getattr(torch, plan.dtype)).cpu().numpy()
     if not np.isfinite(rows).all():
         raise ModelError(
             f"the inputs of layer '{tower.layer_name}' do not fit {plan.dtype} (infinite or not a number); "

@@ -62,7 +62,7 @@ class TokensSpec:
     """
 
     per_image: int | Literal["all"] = field(default=2, metadata={"min": 1})
-    seed: int = 42
+    seed: int = field(default=42, metadata={"min": 0})
     dtype: Literal["float16", "float32"] = "float16"
     batch_size: int = field(default=8, metadata={"min": 1})
 
@@ -89,7 +89,7 @@ class ClustersSpec:
     min_samples: int | None = field(default=None, metadata={"min": 1})
     umap_components: int | None = field(default=None, metadata={"min": 1})
     umap_neighbors: int = field(default=15, metadata={"min": 2})
-    seed: int = 42
+    seed: int = field(default=42, metadata={"min": 0})
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class SplitSpec:
 
     winner_rule: Literal["unique", "gap", "winner", "random"] = "unique"
     rho_score: Literal["margin", "ratio"] = "margin"
-    seed: int = 42
+    seed: int = field(default=42, metadata={"min": 0})
 
 
 @dataclass(frozen=True)

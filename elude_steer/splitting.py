@@ -129,12 +129,12 @@ def rho_quality(activations: torch.Tensor, score: str = "margin") -> float:
 
 
 def layer_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight `(d_out, d_in)` and bias `(d_out,)` of a Linear or 1x1 convolution, in float32; no bias is zeros."""
+    """Weight `(d_out, d_in)` and bias `(d_out,)` of a Linear or 1x1 convolution, at least float32; no bias is zeros."""
     if not isinstance(layer, nn.Linear | nn.Conv2d):
         raise LayerError(f"a {type(layer).__name__} cannot be split; only nn.Linear and 1x1 nn.Conv2d can.")
-    weight = layer.weight.detach().flatten(1).float()
-    bias = torch.zeros(len(weight), device=weight.device) if layer.bias is None else layer.bias.detach().float()
-    return weight, bias
+    weight = layer.weight.detach().flatten(1)
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return weight, torch.zeros_like(weight[:, 0]) if layer.bias is None else layer.bias.detach().to(weight)
 
 
 def sub_unit_parameters(

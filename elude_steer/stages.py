@@ -52,7 +52,7 @@ class Build:
             if self.crew.world > 1:
                 raise SpecError("several processes cannot share a stream of images; give a folder or a list.")
             self.work = self.work / f"stream-{uuid.uuid4().hex[:12]}"
-        self.weight, self.bias = layer_parameters(self.tower.layer)
+        self.weight, self.bias = (tensor.float() for tensor in layer_parameters(self.tower.layer))
         self.backend = resolve_backend(self.spec.clusters.backend, self.tower.device)
 
     def atlas(self, out: Path, model: Mapping[str, Any]) -> Atlas:

@@ -1,0 +1,65 @@
+"""Models and pictures that many tests share, and a guard: what a test does to a shared model, it undoes."""
+
+import pytest
+from torch import nn
+
+from elude_steer.vlm import Vlm
+from tests.tiny import save_llava, save_pictures
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_shared: list[nn.Module] = []
+
+
+def state_of(model: nn.Module):
+    """A model's modules and the hooks on them; transformers' own, put there by the first forward pass, are left out."""
+    modules = [(name, id(module)) for name, module in model.named_modules()]
+    hooks = [
+        (name, kind, id(hook))
+        for name, module in model.named_modules()
+        for kind in HOOKS
+        for hook in getattr(module, kind).values()
+        if not str(getattr(hook, "__module__", "")).startswith("transformers.")
+    ]
+    return modules, hooks
+
+
+@pytest.fixture
+def no_hooks_left():
+    """Call it with a model: at the end of the test its modules and hooks must be what they were."""
+    watched = []
+
+    def watch(model):
+        watched.append((model, state_of(model)))
+        return model
+
+    yield watch
+    for model, before in watched:
+        assert state_of(model) == before, "a hook or a swapped module was left in the model"
+
+
+@pytest.fixture(autouse=True)
+def shared_models_stay_as_they_are():
+    before = [(model, state_of(model)) for model in _shared]
+    yield
+    for model, state in before:
+        assert state_of(model) == state, "a hook or a swapped module was left in a shared model"
+
+
+@pytest.fixture(scope="session")
+def tiny_llava(tmp_path_factory):
+    """The folder of a tiny LLaVA-OneVision checkpoint."""
+    return save_llava(tmp_path_factory.mktemp("tiny-llava"))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """A folder of 40 pictures in four shapes."""
+    return save_pictures(tmp_path_factory.mktemp("pictures"), 40)
+
+
+@pytest.fixture(scope="session")
+def tiny_vlm(tiny_llava):
+    """That checkpoint loaded, its target the last fc2; shared, so look and do not touch."""
+    vlm = Vlm.load(str(tiny_llava), layer="layers.1.mlp.fc2")
+    _shared.append(vlm.model)
+    return vlm
