@@ -18,13 +18,13 @@ from elude_steer.errors import EludeSteerError, EludeSteerWarning
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="elude-steer")
 def cli() -> None:
-    r"""Split a vision model's units into single-concept sub-units, without changing what it computes.
+    """Split a vision model's units into single-concept sub-units, without changing what it computes.
 
     \b
     elude-steer recipes list
     elude-steer build llava-onevision-0.5b --images photos/ --out my-atlas
     elude-steer atlases show my-atlas
-    """
+    """  # noqa: D301 - click's own mark for lines that stay as they are
 
 
 @cli.command()
@@ -40,12 +40,12 @@ def cli() -> None:
 @click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
-    r"""Build the atlas of SPEC, a YAML file or a shipped recipe; run again to go on after an interruption.
+    """Build the atlas of SPEC, a YAML file or a shipped recipe; run again to go on after an interruption.
 
     \b
     elude-steer build llava-onevision-0.5b --images photos/ --set clusters.top_k=5000 --out my-atlas
     torchrun --nproc_per_node 4 -m elude_steer build dinov2-base-layer12 --images imagenet/train
-    """
+    """  # noqa: D301
     from elude_steer.pipeline import build
 
     if options["quiet"] or not sys.stderr.isatty():

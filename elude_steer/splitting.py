@@ -151,8 +151,15 @@ def sub_unit_parameters(
     present, local = units.unique(return_inverse=True)
     owners = torch.zeros(len(present), members.shape[1], dtype=torch.int32, device=members.device)
     owners.index_add_(0, local, members.int())
-    share = members / owners[local]
-    return weight[units] * share.to(weight), bias[units] * share.double().mean(1).to(bias)
+    return share_out(weight[units], bias[units], members, owners[local])
+
+
+def share_out(
+    weight: torch.Tensor, bias: torch.Tensor, members: torch.Tensor, owners: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, given for each sub-unit its unit's weight and how many own each dimension, all `(n, d_in)`."""
+    share = members / owners
+    return weight * share.to(weight), bias * share.double().mean(1).to(bias)
 
 
 class SplitLinear(nn.Module):

@@ -64,7 +64,13 @@ class _Hub(BaseHTTPRequestHandler):
                 self._answer(404, X_Error_Code="RepoNotFound")
                 return
             if "tree" in parts:
-                self._answer(200, [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": _etag(p)} for p in repo.iterdir()])
+                self._answer(
+                    200,
+                    [
+                        {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": _etag(p)}
+                        for p in repo.iterdir()
+                    ],
+                )
             else:
                 siblings = [{"rfilename": p.name} for p in repo.iterdir()]
                 self._answer(200, {"id": f"{parts[2]}/{parts[3]}", "sha": COMMIT, "siblings": siblings})

@@ -82,7 +82,9 @@ def test_sub_units_and_their_weights(atlas, layer):
 def test_a_sub_unit_without_dimensions_is_dead(atlas):
     packed = atlas.packed.clone()
     packed[2] = 0
-    assert Atlas(packed, *[getattr(atlas, f) for f in list(Atlas.__dataclass_fields__)[1:]]).dead.tolist().index(True) == 2
+    assert (
+        Atlas(packed, *[getattr(atlas, f) for f in list(Atlas.__dataclass_fields__)[1:]]).dead.tolist().index(True) == 2
+    )
     assert not atlas.dead.any()
 
 
@@ -90,7 +92,9 @@ def test_an_atlas_of_other_weights_is_refused(atlas, layer):
     atlas.check(layer)
     atlas.check(layer.to(torch.bfloat16))  # the same model in half precision is the same model
     torch.manual_seed(4)
-    with pytest.raises(AtlasError, match=r"built for other weights of this layer \(hash [0-9a-f]{8}…, loaded [0-9a-f]{8}…"):
+    with pytest.raises(
+        AtlasError, match=r"built for other weights of this layer \(hash [0-9a-f]{8}…, loaded [0-9a-f]{8}…"
+    ):
         atlas.check(nn.Linear(21, 6))
 
 

@@ -56,7 +56,11 @@ def test_build_list_and_show(run, spec_file, pictures, tmp_path):
 
 
 def one_line(err):
-    lines = [line for line in err.splitlines() if line.startswith("elude-steer: ") and not line.startswith("elude-steer: note")]
+    lines = [
+        line
+        for line in err.splitlines()
+        if line.startswith("elude-steer: ") and not line.startswith("elude-steer: note")
+    ]
     assert len(lines) == 1, err
     assert "Traceback" not in err
     return lines[0]
@@ -69,7 +73,7 @@ def test_one_clear_line_for_each_mistake(run, spec_file, pictures, tmp_path):
         return one_line(err)
 
     build = ("build", spec_file, "--images", pictures)
-    assert "its vision tower has layers 0 to 1. The paper's \"layer 2\" is index 1." in fails(
+    assert 'its vision tower has layers 0 to 1. The paper\'s "layer 2" is index 1.' in fails(
         *build, "--set", "model.layer=layers.2.mlp.fc2"
     )
     assert "is a SiglipMLP, and only nn.Linear and 1x1 nn.Conv2d can be split; inside it:" in fails(

@@ -387,7 +387,9 @@ def test_what_is_inside_layer_1_is_not_inside_layer_10(tower):
 
 @pytest.mark.parametrize("name", ["stem", "grouped"])
 def test_other_convolutions_are_refused(tower, name):
-    with pytest.raises(LayerError, match=rf"layer 'vision\.{name}' is a Conv2d, and only nn\.Linear and 1x1 nn\.Conv2d"):
+    with pytest.raises(
+        LayerError, match=rf"layer 'vision\.{name}' is a Conv2d, and only nn\.Linear and 1x1 nn\.Conv2d"
+    ):
         find_layer(tower, name)
 
 

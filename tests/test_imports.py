@@ -37,7 +37,9 @@ def test_arrows_go_one_way(name):
     assert not later, f"{name} imports {later}, which stand after it"
 
 
-@pytest.mark.parametrize("statement", ["import elude_steer", "import elude_steer.cli", "from elude_steer import AtlasSpec"])
+@pytest.mark.parametrize(
+    "statement", ["import elude_steer", "import elude_steer.cli", "from elude_steer import AtlasSpec"]
+)
 def test_no_torch_is_loaded_before_it_is_needed(statement):
     heavy = "{'torch', 'transformers', 'numpy', 'sklearn', 'hdbscan'}"
     code = f"import sys; {statement}; print(sorted({heavy} & set(sys.modules)))"

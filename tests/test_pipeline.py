@@ -79,7 +79,9 @@ def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, pictures, tm
     reference = bits(es.build(spec, images=pictures, out=tmp_path / "ref", threads=1, quiet=True))
 
     def again(name, images=pictures, **options):
-        return bits(es.build(spec, images=images, out=tmp_path / name, work=tmp_path / f"work-{name}", quiet=True, **options))
+        return bits(
+            es.build(spec, images=images, out=tmp_path / name, work=tmp_path / f"work-{name}", quiet=True, **options)
+        )
 
     assert again("threads", threads=3) == reference
     paths = sorted(Path(pictures).rglob("*.png"))
@@ -116,7 +118,10 @@ def test_stages_are_reused_and_redone_when_a_cause_changes(spec, pictures, tmp_p
     assert stages_done_again(spec) == ["tokens", "rows", "clusters", "split"]
     assert stages_done_again(spec) == []
     assert stages_done_again(replace(spec, split=SplitSpec(winner_rule="unique"))) == ["split"]
-    assert stages_done_again(replace(spec, clusters=replace(spec.clusters, min_cluster_size=7))) == ["clusters", "split"]
+    assert stages_done_again(replace(spec, clusters=replace(spec.clusters, min_cluster_size=7))) == [
+        "clusters",
+        "split",
+    ]
     assert stages_done_again(replace(spec, clusters=replace(spec.clusters, top_k=150))) == ["rows", "clusters", "split"]
     assert stages_done_again(replace(spec, tokens=replace(spec.tokens, seed=1)))[0] == "tokens"
     assert stages_done_again(spec, settings=["tokens.per_image=7"])[0] == "tokens"
@@ -136,13 +141,19 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny
     spec = replace(spec, clusters=replace(spec.clusters, top_k=1500, min_cluster_size=20))
     reference = bits(es.build(spec, images=images, out=tmp_path / "ref", quiet=True))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["elude_steer.pipeline", "transformers.models.llava_onevision.modeling_llava_onevision"])
+    context.set_forkserver_preload(
+        ["elude_steer.pipeline", "transformers.models.llava_onevision.modeling_llava_onevision"]
+    )
     work, out, rng = tmp_path / "work", tmp_path / "killed", random.Random(int.from_bytes(os.urandom(4), "big"))
 
     def finished():
         found = {}
         for path in work.rglob("*"):
-            if path.is_file() and ".tmp-" not in path.name and not path.name.startswith(("merged", "tokens.", "places.")):
+            if (
+                path.is_file()
+                and ".tmp-" not in path.name
+                and not path.name.startswith(("merged", "tokens.", "places."))
+            ):
                 found[path] = path.stat().st_mtime_ns
         return found
 
@@ -192,7 +203,9 @@ def test_another_batch_size_agrees_nearly(spec, pictures, tmp_path):
     # Rounding in the tower may move a few bits or, rarely, a cluster: compared where the units fall into as many parts.
     same = [u for u in range(16) if len(one.sub_units_of(u)) == len(other.sub_units_of(u))]
     assert len(same) >= 12
-    agree = [torch.equal(one.members(list(one.sub_units_of(u))), other.members(list(other.sub_units_of(u)))) for u in same]
+    agree = [
+        torch.equal(one.members(list(one.sub_units_of(u))), other.members(list(other.sub_units_of(u)))) for u in same
+    ]
     assert np.mean(agree) >= 0.75
 
 
@@ -221,11 +234,15 @@ def to_tensor(image):
 def test_any_torch_model_with_a_folder_a_list_or_a_stream(pictures, tmp_path):
     torch.manual_seed(0)
     model = Block().train()
-    atlas = es.disentangle(model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL)
+    atlas = es.disentangle(
+        model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+    )
     assert model.training
     assert len(atlas) > 10
     images = _open(pictures)
-    listed = es.disentangle(model, layer="fc2", images=images, preprocess=to_tensor, out=tmp_path / "b", quiet=True, **SMALL)
+    listed = es.disentangle(
+        model, layer="fc2", images=images, preprocess=to_tensor, out=tmp_path / "b", quiet=True, **SMALL
+    )
     tensors = (to_tensor(image) for image in images)
     streamed = es.disentangle(model, layer="fc2", images=tensors, out=tmp_path / "c", quiet=True, **SMALL)
     assert len(listed) > 10
@@ -243,7 +260,9 @@ def test_any_torch_model_with_a_folder_a_list_or_a_stream(pictures, tmp_path):
 def test_another_preprocess_is_another_build(pictures, tmp_path):
     torch.manual_seed(0)
     model = Block()
-    one = es.disentangle(model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL)
+    one = es.disentangle(
+        model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+    )
     darker = es.disentangle(
         model, layer="fc2", images=pictures, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b", quiet=True,
         **SMALL,
@@ -254,7 +273,9 @@ def test_another_preprocess_is_another_build(pictures, tmp_path):
 def test_a_convolution(pictures, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
-    atlas = es.disentangle(model, layer="2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL)
+    atlas = es.disentangle(
+        model, layer="2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+    )
     assert len(atlas) > 8
 
 
@@ -273,13 +294,17 @@ def test_random_split_and_the_settings_of_the_ablations(spec, pictures, tmp_path
 def test_warnings_and_errors(spec, pictures, tmp_path):
     with pytest.raises(SpecError, match=r"spec 'tiny' leaves the probing images open; pass --images FOLDER"):
         es.build(spec)
-    with pytest.warns(EludeSteerWarning, match=r"top_k is 9999, but only 320 instances are stored: all of them are used"):
+    with pytest.warns(
+        EludeSteerWarning, match=r"top_k is 9999, but only 320 instances are stored: all of them are used"
+    ):
         es.build(spec, images=pictures, out=tmp_path / "k", settings=["clusters.top_k=9999"], quiet=True)
     broken = tmp_path / "broken"
     shutil.copytree(pictures, broken)
     (broken / "torn.png").write_bytes(next(broken.glob("*.png")).read_bytes()[:60])
     (broken / "text.jpg").write_text("no image")
-    with pytest.warns(EludeSteerWarning, match=r"2 images of .*broken cannot be read and were left out: text.jpg \(no image"):
+    with pytest.warns(
+        EludeSteerWarning, match=r"2 images of .*broken cannot be read and were left out: text.jpg \(no image"
+    ):
         es.build(spec, images=broken, out=tmp_path / "b", quiet=True)
     bad = tmp_path / "bad"
     bad.mkdir()

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -214,7 +215,7 @@ def test_gap_against_the_definition_in_plain_python(columns, rho):
     for column, owners in zip(columns, got, strict=True):
         order = sorted(range(len(column)), key=lambda c: -abs(column[c]))
         v = [Fraction(abs(column[c])) for c in order]
-        ratios = [(a / b if b else float("inf") if a else 1) for a, b in zip(v, v[1:], strict=False)]
+        ratios = [(a / b if b else float("inf") if a else 1) for a, b in pairwise(v)]
         wins = bool(ratios) and rho * max(ratios) > 1
         assert owners == set(order[: ratios.index(max(ratios)) + 1] if wins else order)
 
@@ -269,7 +270,9 @@ def test_without_two_clusters_the_unit_stays_whole(clusters, rule):
 
 
 def test_the_random_split_of_a_unit_ignores_the_clusters():
-    one, other = (split_unit(r, r, torch.ones(7), 0.0, winner_rule="random", seed=3) for r in (randn(3, 7), -randn(3, 7)))
+    one, other = (
+        split_unit(r, r, torch.ones(7), 0.0, winner_rule="random", seed=3) for r in (randn(3, 7), -randn(3, 7))
+    )
     assert torch.equal(one.members, other.members)
     assert torch.equal(one.members, random_memberships(3, 7, 3))
     assert one.rho == 0
@@ -457,7 +460,7 @@ def test_layer_parameters():
 @pytest.mark.xfail(strict=True, reason="layer_parameters takes any Conv2d, and flattens a 3x3 kernel into d_in")
 @pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 1, groups=2)], ids=["3x3", "grouped"])
 def test_a_convolution_that_is_not_linear_per_position_cannot_be_split(conv):
-    with pytest.raises(LayerError, match="only nn.Linear and 1x1 nn.Conv2d can"):
+    with pytest.raises(LayerError, match=r"only nn\.Linear and 1x1 nn\.Conv2d can"):
         layer_parameters(conv)
 
 
@@ -566,7 +569,9 @@ def test_in_half_precision_the_change_is_computed_in_float32(case, dtype):
     change = scaled(wide, members, units, gains)(x.float()) - wide(x.float())
     assert got.dtype == dtype
     step = torch.finfo(dtype).eps
-    assert torch.allclose(got.float(), layer(x).float() + change, rtol=2 * step, atol=2 * step * float(change.abs().max()))
+    assert torch.allclose(
+        got.float(), layer(x).float() + change, rtol=2 * step, atol=2 * step * float(change.abs().max())
+    )
 
 
 @torch.inference_mode()

@@ -57,7 +57,9 @@ def test_a_full_disk_is_one_line(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(StorageError, match=r"no room left while writing '.*big' \(\d+ MB free\); free some and run"):
+        with pytest.raises(
+            StorageError, match=r"no room left while writing '.*big' \(\d+ MB free\); free some and run"
+        ):
             write_file(tmp_path / "big", lambda file: file.write(b"x" * 100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -98,7 +98,7 @@ def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
         "def popen(command, **k):\n"
         "    k['env']['WHO'] = k['env']['RANK']\n"
         "    return real([sys.executable, '-c', 'import os, time, signal;'\n"
-        "        'os.kill(os.getpid(), signal.SIGKILL) if os.environ[\"WHO\"] == \"1\" else time.sleep(60)'], **k)\n"
+        '        \'os.kill(os.getpid(), signal.SIGKILL) if os.environ["WHO"] == "1" else time.sleep(60)\'], **k)\n'
         "workers.subprocess.Popen = popen\n"
         "try:\n"
         "    workers.launch(2, [])\n"

@@ -1,0 +1,102 @@
+"""Build one atlas in several ways and compare the bits: threads, processes, chunk sizes, order on disk, batch size.
+
+    python demos/benchmarks/determinism.py [--spec SPEC --images FOLDER] [--json OUT]
+
+Without a spec it makes a small randomly initialised LLaVA-OneVision and pictures for it.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import elude_steer as es
+from elude_steer import probing
+from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec, load_spec
+from tests.tiny import save_llava, save_pictures
+
+
+def small_spec(folder: Path) -> tuple[AtlasSpec, Path]:
+    spec = AtlasSpec(
+        "small",
+        ModelSpec(str(save_llava(folder / "model")), "layers.1.mlp.fc2"),
+        tokens=TokensSpec(per_image=8),
+        clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10),
+        split=SplitSpec(winner_rule="gap"),
+    )
+    return spec, save_pictures(folder / "pictures", 400)
+
+
+def agreement(one: es.Atlas, other: es.Atlas) -> tuple[float, float]:
+    """Share of units with as many parts, and share of equal bits among the sub-units of those."""
+    same, bits = 0, []
+    for unit in range(one.d_out):
+        a, b = one.sub_units_of(unit), other.sub_units_of(unit)
+        if len(a) == len(b):
+            same += 1
+            bits.append((one.members(list(a)) == other.members(list(b))).float().mean())
+    return same / one.d_out, float(torch.stack(bits).mean()) if bits else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec")
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spec, images = (load_spec(options.spec), options.images) if options.spec else small_spec(folder)
+        moved = folder / "moved"
+        for path in sorted(images.rglob("*.*"), reverse=True):
+            (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, moved / path.relative_to(images))
+        rows, reference = [], None
+        plan, strongest = probing.TokenPlan, probing.strongest
+        size = spec.tokens.batch_size
+        ways = {
+            "one thread": {"threads": 1},
+            "the same again": {"threads": 1},
+            "three threads": {"threads": 3},
+            "two processes": {"processes": 2, "threads": 1},
+            "files copied in reverse order": {"images": moved},
+            "shards of one batch": {"shard": size},
+            "top-k in chunks of 1,024": {"chunk": 1},
+            f"batch size {size * 2} instead of {size}": {"settings": [f"tokens.batch_size={size * 2}"]},
+            f"batch size 1 instead of {size}": {"settings": ["tokens.batch_size=1"]},
+        }
+        for number, (way, change) in enumerate(ways.items()):
+            shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
+            probing.TokenPlan = lambda *a, shard=shard: replace(plan(*a[:4]), shard=shard)
+            probing.strongest = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
+            start = time.perf_counter()
+            where = {
+                "images": images,
+                "out": folder / f"atlas-{number}",
+                "work": folder / f"work-{number}",
+                "quiet": True,
+            }
+            atlas = es.build(spec, **{**where, **change})
+            seconds = time.perf_counter() - start
+            bits = (atlas.folder / "memberships.safetensors").read_bytes()
+            first = (atlas, bits)
+            reference = reference or first
+            units, equal = agreement(reference[0], atlas)
+            rows.append([way, bits == reference[1], units, equal, seconds])
+    print("| way | same bytes | units with as many parts | bits equal there | seconds |\n|---|---|---|---|---|")
+    for way, same, units, equal, seconds in rows:
+        print(f"| {way} | {'yes' if same else 'no'} | {units:.1%} | {equal:.2%} | {seconds:.1f} |")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
