@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from elude_steer import backends
-from elude_steer.errors import SpecError
+from elude_steer.errors import ModelError, SpecError
 
 # Rows of one distance product: fixed, because another shape may round differently.
 _BLOCK = 1024
@@ -65,6 +65,12 @@ def cluster(
     """
     if backend not in _BACKENDS:
         raise SpecError(f"clusters.backend is '{backend}'; it is one of 'auto', {', '.join(map(repr, _BACKENDS))}.")
+    if min_cluster_size < 2 or (min_samples is not None and min_samples < 1):
+        raise SpecError(
+            f"min_cluster_size is at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
+        )
+    if not torch.isfinite(vectors).all():
+        raise ModelError("some contributions are not finite numbers; is the model sound?")
     if len(vectors) < max(2, min_cluster_size):
         return _nothing(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
     if umap_components is not None:
@@ -91,8 +97,10 @@ def distances(vectors: torch.Tensor) -> torch.Tensor:
         block = slice(start, start + _BLOCK)
         for other in range(0, start + 1, _BLOCK):  # the upper half is a mirror image
             columns = slice(other, other + _BLOCK)
-            d2 = squares[block, None] + squares[None, columns] - 2 * (x[block] @ x[columns].T)
-            piece = d2.clamp_min_(0).sqrt_()
+            lengths = squares[block, None] + squares[None, columns]
+            d2 = lengths - 2 * (x[block] @ x[columns].T)
+            # Equal rows leave a rounding error here, and its root would set them apart.
+            piece = d2.masked_fill_(d2 <= 1e-12 * lengths, 0).sqrt_()
             out[block, columns] = piece
             out[columns, block] = piece.T
     out.fill_diagonal_(0)
@@ -138,7 +146,7 @@ def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tup
         cluster_selection_method=selection,
         output_type="numpy",
     )
-    model.fit(vectors.float())
+    model.fit(vectors.float().cpu().numpy())  # cuML takes no CPU tensors
     return np.asarray(model.labels_), np.asarray(model.probabilities_)
 
 

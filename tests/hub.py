@@ -81,7 +81,8 @@ class _Hub(BaseHTTPRequestHandler):
             else:
                 self._answer(404, X_Error_Code="EntryNotFound")
 
-    do_HEAD = do_GET
+    def do_HEAD(self):
+        self.do_GET()
 
 
 def _etag(path):

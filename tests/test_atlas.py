@@ -117,7 +117,7 @@ def test_missing_things(atlas, tmp_path, monkeypatch):
     folder = atlas.save(tmp_path / "home" / "atlases" / "small")
     assert len(Atlas.load("small")) == 13
     (folder / "images.json").unlink()
-    with pytest.raises(AtlasError, match="lacks its file 'images.json'"):
+    with pytest.raises(AtlasError, match=r"lacks its file 'images\.json'"):
         Atlas.load("small")
     with pytest.raises(AtlasError, match=r"no atlas 'smal': .* Did you mean 'small'\? `elude-steer atlases list`"):
         Atlas.load("smal")

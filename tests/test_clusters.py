@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from elude_steer import clusters
 from elude_steer.clusters import cluster, distances, resolve_backend
-from elude_steer.errors import MissingPackageError, SpecError
+from elude_steer.errors import MissingPackageError, ModelError, SpecError
 
 WIDE, NARROW = (61, 100, 64, 300, 128), (59, 8, 30, 3, 50)
 
@@ -164,13 +164,11 @@ def test_duplicates_are_one_cluster_each(backend, dimensions):
     assert (found.probabilities == 1).all()
 
 
-@pytest.mark.xfail(strict=True, reason="distances() leaves equal rows 1e-7 apart: |x|² + |y|² - 2xy is not quite zero")
 def test_equal_rows_are_at_distance_zero():
     rows = torch.randn(10, 1, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert all(distances(row.repeat(300, 1)).max() == 0 for row in rows)
 
 
-@pytest.mark.xfail(strict=True, reason="the same: rounding splits a group of equal rows into clusters of its own")
 def test_many_equal_rows_give_the_library_s_clusters():
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
@@ -343,7 +341,6 @@ def test_cuml_is_called_as_documented(cuml, selection, samples):
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="cuML up to 26.02 refuses torch tensors on the CPU, which is where build's are")
 def test_cuml_gets_something_it_can_read(cuml):
     # https://github.com/rapidsai/cuml/issues/6276; it reads what has one of these two, and a CPU tensor has neither.
     cluster(blobs(7, 100, 64), backend="cuml", min_cluster_size=20)
@@ -377,3 +374,14 @@ def test_auto_is_cuml_only_on_a_gpu_where_it_is_installed(cuml, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_named_backend_is_that_backend(backend, device):
     assert resolve_backend(backend, device) == backend
+
+
+@pytest.mark.parametrize(("size", "samples"), [(1, None), (0, None), (10, 0), (10, -3)])
+def test_sizes_that_mean_nothing_are_refused(size, samples):
+    with pytest.raises(SpecError, match="min_cluster_size is at least 2 and min_samples at least 1"):
+        cluster(torch.zeros(20, 3), min_cluster_size=size, min_samples=samples)
+
+
+def test_numbers_that_are_none_are_refused():
+    with pytest.raises(ModelError, match="contributions are not finite"):
+        cluster(torch.full((20, 3), torch.nan), min_cluster_size=5)

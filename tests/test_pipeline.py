@@ -264,8 +264,8 @@ def test_another_preprocess_is_another_build(pictures, tmp_path):
         model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
     )
     darker = es.disentangle(
-        model, layer="fc2", images=pictures, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b", quiet=True,
-        **SMALL,
+        model, layer="fc2", images=pictures, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b",
+        quiet=True, **SMALL,
     )  # fmt: skip
     assert bits(one) != bits(darker)
 
@@ -309,7 +309,7 @@ def test_warnings_and_errors(spec, pictures, tmp_path):
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "a.png").write_text("x")
-    with pytest.raises(ImageError, match="none of the 1 images of .* can be read"):
+    with pytest.raises(ImageError, match=r"none of the 1 images of .* can be read"):
         es.build(spec, images=bad, out=tmp_path / "c", quiet=True)
     with pytest.raises(SpecError, match="several processes need images that each can open"):
         es.build(spec, images=_open(pictures), processes=2)

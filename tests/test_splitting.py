@@ -84,6 +84,15 @@ def literal_change(x, layer, members, units, gains):
     return change
 
 
+def change_by_sub_unit(split, x, gains):
+    """What scaling adds, from all sub-units of the explicit layer."""
+    activations = split.sub_units(x).movedim(split.channels, 0)  # (S, …)
+    change = torch.zeros(split.d_out, *activations.shape[1:], dtype=x.dtype)
+    for unit, gain, activation in zip(split.units.tolist(), gains.tolist(), activations, strict=True):
+        change[unit] += (gain - 1) * activation
+    return change.movedim(0, split.channels)
+
+
 def from_columns(*columns):
     """Representatives, one row a cluster, from what each dimension holds."""
     return torch.tensor(columns).T
@@ -563,15 +572,26 @@ def test_in_half_precision_the_change_is_computed_in_float32(case, dtype):
     layer, x = make(True, dtype), randn(*shape, dtype=dtype)
     members, units = random_split(6, 12)
     gains = some_gains(len(units))
-    got = scaled(layer, members, units, gains)(x)
-    wide = make(True, torch.float32)
-    wide.load_state_dict({name: tensor.float() for name, tensor in layer.state_dict().items()})
-    change = scaled(wide, members, units, gains)(x.float()) - wide(x.float())
-    assert got.dtype == dtype
-    step = torch.finfo(dtype).eps
-    assert torch.allclose(
-        got.float(), layer(x).float() + change, rtol=2 * step, atol=2 * step * float(change.abs().max())
-    )
+    out = scaled(layer, members, units, gains)(x)
+    assert out.dtype == dtype
+    got = out.double()
+    wide = make(True, torch.float64)
+    wide.load_state_dict({name: tensor.double() for name, tensor in layer.state_dict().items()})
+    change = change_by_sub_unit(split_layer(wide, members, units), x.double(), gains)
+    # Rounded twice and no more: the change, and the sum.
+    once = torch.finfo(dtype).eps / 2
+    allowed = 1.01 * once * (change.abs() + got.abs()) + 1e-4
+    assert ((got - layer(x).double() - change).abs() <= allowed).all()
+
+
+@torch.inference_mode()
+def test_where_nothing_is_scaled_nothing_is_added_not_even_zero():
+    layer, x = linear(True, torch.float32), torch.zeros(2, 12)
+    x[0, 0] = torch.inf  # zero times this is not a number
+    layer.weight[0], layer.bias[0] = -0.0, -0.0  # and -0.0 plus zero is 0.0
+    members, units = random_split(6, 12)
+    out = scaled(layer, members, units, torch.ones(len(units)))(x)
+    assert torch.equal(out.view(torch.int32), layer(x).view(torch.int32))
 
 
 @torch.inference_mode()

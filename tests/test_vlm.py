@@ -203,6 +203,12 @@ def test_tile_counts(tiny_vlm, images):
     assert tiny_vlm.tile_counts(inputs) == [tiles_by_hand(image.size) for image in images]
 
 
+@pytest.mark.parametrize("size", [(180, 60), (60, 180), (120, 60), (60, 120), (30, 30)], ids=str)
+def test_tile_counts_tell_wide_from_tall(uneven, size):
+    inputs = uneven.processor.image_processor(images=[Image.new("RGB", size)], return_tensors="pt")
+    assert uneven.tile_counts(inputs) == [inputs["pixel_values"].shape[1]]
+
+
 def test_encode_leaves_the_model_as_it_was(tiny_vlm, images):
     inputs = tiny_vlm.inputs(images[:2])
     with torch.inference_mode():
@@ -300,10 +306,10 @@ def painted(size, box):
 
 @pytest.fixture(scope="module")
 def uneven(tiny_vlm):
-    """A tower whose tiles of 30 pixels leave a rest of two beside four patches of 7."""
+    """A tower whose tiles of 30 pixels leave a rest of two beside four patches of 7; its canvases are never tall."""
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-    pinpoints = [[30, 30], [30, 60], [60, 30], [60, 60], [30, 90], [90, 30]]
+    pinpoints = [[30, 30], [30, 60], [60, 60], [30, 90]]
     model = with_config(tiny_vlm, image_size=30)
     model.config.image_grid_pinpoints = pinpoints
     processor = LlavaOnevisionImageProcessorPil(size={"height": 30, "width": 30}, image_grid_pinpoints=pinpoints)

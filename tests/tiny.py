@@ -16,8 +16,10 @@ WORDS = SENTENCE.split()
 SPECIAL = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]
 
 
-def save_llava(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
-    """A LLaVA-OneVision of transformers' own classes: tiles of 28 pixels, patches of 7 (a 4 x 4 grid), 40 -> 16."""
+def save_llava(
+    folder: Path, *, seed: int = 0, layers: int = 2, side: int = 28, patch: int = 7, width: int = 16, mlp: int = 40
+) -> Path:
+    """A LLaVA-OneVision of transformers' own classes; tiles of 4 x 4 patches and a target of 40 -> 16 if not told."""
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -26,8 +28,8 @@ def save_llava(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
     )
 
     vision = SiglipVisionConfig(
-        hidden_size=16, intermediate_size=40, num_hidden_layers=layers, num_attention_heads=2, image_size=28,
-        patch_size=7, vision_use_head=False,
+        hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=2, image_size=side,
+        patch_size=patch, vision_use_head=False,
     )  # fmt: skip
     text = Qwen2Config(
         vocab_size=len(SPECIAL) + len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -35,7 +37,7 @@ def save_llava(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
         pad_token_id=0,
     )  # fmt: skip
     config = LlavaOnevisionConfig(
-        vision_config=vision, text_config=text, image_grid_pinpoints=[[28, 28], [28, 56], [56, 28], [56, 56]],
+        vision_config=vision, text_config=text, image_grid_pinpoints=pinpoints(side),
         image_token_id=4, video_token_id=5, vision_feature_layer=-1, vision_feature_select_strategy="full",
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -47,11 +49,15 @@ def save_llava(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
             elif "fc" in name:
                 parameter.mul_(20)
     model.save_pretrained(folder)
-    _save_processor(folder)
+    _save_processor(folder, side, (side // patch) ** 2)
     return folder
 
 
-def _save_processor(folder: Path) -> None:
+def pinpoints(side: int) -> list[list[int]]:
+    return [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+
+
+def _save_processor(folder: Path, side: int, tokens: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -64,9 +70,7 @@ def _save_processor(folder: Path) -> None:
         tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", bos_token="<|im_start|>", eos_token="<|im_end|>",
         additional_special_tokens=["<image>", "<video>"],
     )  # fmt: skip
-    images = LlavaOnevisionImageProcessorPil(
-        size={"height": 28, "width": 28}, image_grid_pinpoints=[[28, 28], [28, 56], [56, 28], [56, 56]]
-    )
+    images = LlavaOnevisionImageProcessorPil(size={"height": side, "width": side}, image_grid_pinpoints=pinpoints(side))
 
     class ImageOnly(LlavaOnevisionProcessor):
         @classmethod
@@ -75,7 +79,7 @@ def _save_processor(folder: Path) -> None:
 
     ImageOnly.__name__ = "LlavaOnevisionProcessor"
     ImageOnly(
-        image_processor=images, tokenizer=tokenizer, num_image_tokens=16, vision_feature_select_strategy="full",
+        image_processor=images, tokenizer=tokenizer, num_image_tokens=tokens, vision_feature_select_strategy="full",
         chat_template=TEMPLATE,
     ).save_pretrained(folder)  # fmt: skip
 

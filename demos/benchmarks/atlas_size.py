@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def make(layer: nn.Linear) -> Atlas:
     )
 
 
-def timed(repeat: int, call) -> float:
+def timed(repeat: int, call: Callable[[], object]) -> float:
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()

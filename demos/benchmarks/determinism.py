@@ -27,7 +27,7 @@ from tests.tiny import save_llava, save_pictures
 def small_spec(folder: Path) -> tuple[AtlasSpec, Path]:
     spec = AtlasSpec(
         "small",
-        ModelSpec(str(save_llava(folder / "model")), "layers.1.mlp.fc2"),
+        ModelSpec(str(save_llava(folder / "model", side=96, patch=12, width=128, mlp=512)), "layers.1.mlp.fc2"),
         tokens=TokensSpec(per_image=8),
         clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10),
         split=SplitSpec(winner_rule="gap"),
