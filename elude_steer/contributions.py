@@ -45,4 +45,7 @@ def cluster_means(q: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch
 
 def _cluster_sums(x: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
     # One cluster after the other: the order of the additions is fixed, as index_add's on a GPU is not.
-    return torch.stack([x[labels == cluster].sum(0) for cluster in range(clusters)])
+    sums = x.new_zeros(clusters, x.shape[1])
+    for cluster in range(clusters):
+        sums[cluster] = x[labels == cluster].sum(0)
+    return sums

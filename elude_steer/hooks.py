@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,12 +51,20 @@ def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() != owner:
             return
-        seen.inputs.append((args[0] if args else next(iter(kwargs.values()))).detach())
+        seen.inputs.append(_first(args, kwargs).detach())
         if stop:
-            raise _StopForward
+            raise _StopForward(seen)
 
-    with _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)), suppress(_StopForward):
-        yield seen
+    with _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)):
+        try:
+            yield seen
+        except _StopForward as end:
+            if end.args[0] is not seen:  # of a record around this one
+                raise
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 @contextmanager
@@ -64,10 +72,12 @@ def rewrite(layer: nn.Module, change: Callable[[torch.Tensor, torch.Tensor], tor
     """Lets `change(input, output)` return what `layer` gives instead of its output; None leaves it as it is."""
     owner = threading.get_ident()
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
-        return change(args[0], output) if threading.get_ident() == owner else None
+    def hook(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+    ) -> torch.Tensor | None:
+        return change(_first(args, kwargs), output) if threading.get_ident() == owner else None
 
-    with _registered(lambda: layer.register_forward_hook(hook)):
+    with _registered(lambda: layer.register_forward_hook(hook, with_kwargs=True)):
         yield
 
 
@@ -117,7 +127,7 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
         )
     layer = inside[found[0]]
     if not is_linear(layer):
-        linear = [name for name, module in inside.items() if is_linear(module) and name.startswith(found[0])]
+        linear = [name for name, module in inside.items() if is_linear(module) and name.startswith(found[0] + ".")]
         raise LayerError(
             f"layer '{found[0]}' is a {type(layer).__name__}, and only nn.Linear and 1x1 nn.Conv2d can be split"
             + (f"; inside it: {_some(linear)}." if linear else f"; for example {_some(_linear_like(inside))}.")
@@ -128,7 +138,7 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
 def is_linear(module: nn.Module) -> bool:
     """Whether the method applies to this module."""
     if isinstance(module, nn.Conv2d):
-        return module.kernel_size == (1, 1) and module.groups == 1
+        return module.kernel_size == (1, 1) and module.groups == 1 and module.padding_mode == "zeros"
     return isinstance(module, nn.Linear)
 
 

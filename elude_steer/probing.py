@@ -20,7 +20,7 @@ import torch
 
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.images import ImageSet, Item
-from elude_steer.storage import write_file
+from elude_steer.storage import told_if_full, write_array, write_file
 from elude_steer.towers import Tower
 
 # Which image, tile of it and token of the tile an instance was.
@@ -88,8 +88,8 @@ def collect_shard(
     summary = {"rows": sum(map(len, tokens)), "images": ids, "skipped": skipped}
     if tokens:
         path = shard_path(folder, number)
-        write_file(path.with_suffix(".tokens.npy"), lambda file: np.save(file, np.concatenate(tokens)))
-        write_file(path.with_suffix(".places.npy"), lambda file: np.save(file, np.concatenate(places)))
+        write_array(path.with_suffix(".tokens.npy"), np.concatenate(tokens))
+        write_array(path.with_suffix(".places.npy"), np.concatenate(places))
     write_file(shard_path(folder, number), lambda file: file.write(json.dumps(summary).encode()))
 
 
@@ -158,9 +158,9 @@ def _append(folder: Path, shard: Path, at: int, rows: int) -> None:
     for kind in ("tokens", "places"):
         array = np.load(shard.with_suffix(f".{kind}.npy"))
         target = folder / f"{kind}.bin"
-        with target.open("r+b" if target.exists() else "w+b") as file:
+        with told_if_full(target), target.open("r+b" if target.exists() else "w+b") as file:
             file.seek(at * array[:1].nbytes)
-            array.tofile(file)
+            file.write(array.tobytes())
             file.truncate()
     shape = folder / "shape.json"
     if not shape.exists():

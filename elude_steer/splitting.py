@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import LayerError, SpecError
+from elude_steer.hooks import is_linear
 
 RHOS = tuple(i / 20 for i in range(1, 21))
 
@@ -69,13 +70,13 @@ def memberships(representatives: torch.Tensor, rho: float, winner_rule: str = "u
     `winner` only s = 1. Where none wins, all K own it.
     """
     if winner_rule not in _RULES:
-        raise SpecError(f"split.winner_rule is '{winner_rule}'; it is one of {', '.join(map(repr, _RULES))}, 'random'.")
+        raise SpecError(f"split.winner_rule is '{winner_rule}'; it is one of {', '.join(map(repr, _RULES))}.")
     k = len(representatives)
     if k < 2:
         return torch.ones_like(representatives, dtype=torch.bool)
     strength, order = representatives.double().abs().sort(dim=0, descending=True, stable=True)
     owners = _RULES[winner_rule](strength, rho)  # (d_in,) how many of the strongest own it
-    places = torch.arange(k)[:, None].expand_as(order)
+    places = torch.arange(k, device=order.device)[:, None].expand_as(order)
     return torch.empty_like(order).scatter_(0, order, places) < owners
 
 
@@ -130,8 +131,8 @@ def rho_quality(activations: torch.Tensor, score: str = "margin") -> float:
 
 def layer_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight `(d_out, d_in)` and bias `(d_out,)` of a Linear or 1x1 convolution, at least float32; no bias is zeros."""
-    if not isinstance(layer, nn.Linear | nn.Conv2d):
-        raise LayerError(f"a {type(layer).__name__} cannot be split; only nn.Linear and 1x1 nn.Conv2d can.")
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or not is_linear(layer):
+        raise LayerError(f"{layer} cannot be split; only nn.Linear and 1x1 nn.Conv2d can.")
     weight = layer.weight.detach().flatten(1)
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     return weight, torch.zeros_like(weight[:, 0]) if layer.bias is None else layer.bias.detach().to(weight)
@@ -238,8 +239,8 @@ class ScaledLinear(nn.Module):
         out = self.base_layer(x)
         if len(self.gains) == 0:
             return out
-        by = self.gains - 1
-        change = _project(self.base_layer, x.float(), self.weight * by[:, None], self.bias * by)
+        by = self.gains.float() - 1
+        change = _project(self.base_layer, x.float(), self.weight.float() * by[:, None], self.bias.float() * by)
         channels = 1 if isinstance(self.base_layer, nn.Conv2d) else -1
         return out + _sum_by_unit(change, self.units, out.shape[channels], channels).to(out.dtype)
 
@@ -252,7 +253,7 @@ def split_layer(base_layer: nn.Module, members: torch.Tensor, units: torch.Tenso
 
 def _project(base: nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     if isinstance(base, nn.Conv2d):
-        return F.conv2d(x, weight[:, :, None, None], bias, base.stride, base.padding, base.dilation)
+        return F.conv2d(x, weight[:, :, None, None], bias, base.stride, base.padding)
     return F.linear(x, weight, bias)
 
 

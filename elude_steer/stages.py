@@ -24,7 +24,7 @@ from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.images import ImageSet
 from elude_steer.recipe import AtlasSpec, ClustersSpec
 from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
-from elude_steer.storage import remove_leftovers, write_file
+from elude_steer.storage import remove_leftovers, told_if_full, write_array, write_file
 from elude_steer.towers import Tower
 from elude_steer.workers import Team
 
@@ -116,7 +116,7 @@ class Build:
             _, rows = probing.strongest(
                 store, self.weight[block.start : block.stop], self.bias[block.start : block.stop], k
             )
-            write_file(_block_path(folder, block, ".npy"), lambda file: np.save(file, rows.int().cpu().numpy()))
+            write_array(_block_path(folder, block, ".npy"), rows.int().cpu().numpy())
 
         self._each("ranking", self._blocks(), lambda block: _block_path(folder, block, ".npy"), work, "blocks")
         return folder, key
@@ -239,8 +239,9 @@ class Build:
 
     def _folder(self, stage: str, key: str) -> Path:
         folder = self.work / f"{stage}-{key}"
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        with told_if_full(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
         return folder
 
 
@@ -257,12 +258,9 @@ def _cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> 
         seed=spec.seed,
     )
     labels, sizes = torch.from_numpy(found.labels), np.bincount(found.labels[found.labels >= 0], minlength=found.count)
-    none = torch.empty(0, q.shape[1])
     return {
-        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count)
-        if found.count
-        else none,
-        "means": cluster_means(q, labels, found.count) if found.count else none,
+        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count),
+        "means": cluster_means(q, labels, found.count),
         "sizes": torch.from_numpy(sizes.astype(np.int32)),
     }
 

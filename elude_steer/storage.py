@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from elude_steer.errors import StorageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(?:-\d+)?$")
 
@@ -38,6 +42,15 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Writes a `.npy` file in the same way."""
+    import numpy as np
+
+    data = io.BytesIO()  # straight to a file, NumPy says a full disk in words that cannot be told from other errors
+    np.save(data, array)
+    write_file(path, lambda file: file.write(data.getbuffer()))
 
 
 @contextmanager

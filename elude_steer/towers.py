@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from elude_steer import backends
-from elude_steer.errors import ModelError
+from elude_steer.errors import ImageError, ModelError
 from elude_steer.hooks import find_layer, record
 
 
@@ -48,12 +49,14 @@ class Tower:
     @torch.inference_mode()
     def encode(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """The target layer's inputs, one `(tiles, tokens, d_in)` tensor an image; the model runs no further."""
+        if not len(images):
+            raise ImageError("there are no images to encode.")
         inputs = self.prepare(images)
         with record(self.layer) as seen:
             self._call(inputs)
         q = seen.input
         if isinstance(self.layer, nn.Conv2d):
-            q = q.flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
+            q = _looked_at(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
         elif q.dim() > 3:
             q = q.flatten(1, -2)  # channels-last maps: (batch, height x width, d_in)
         return self._split_by_image(q, inputs, len(images))
@@ -88,13 +91,13 @@ class Tower:
     def _split_by_image(
         self, q: torch.Tensor, inputs: torch.Tensor | Mapping[str, Any], images: int
     ) -> list[torch.Tensor]:
-        if q.dim() == 2:  # one vector an image, or the tokens of all images in one row
-            q = q.reshape(images, -1, q.shape[-1]) if q.shape[0] % images == 0 else q[None]
         if q.shape[0] % images:
             raise ModelError(
                 f"layer '{self.layer_name}' saw {q.shape[0]} rows for {images} images, so rows cannot be told apart; "
                 "set tokens.batch_size: 1."
             )
+        if q.dim() == 2:  # one vector an image, or the tokens of all images one after the other
+            return list(q.reshape(images, 1, -1, q.shape[-1]).unbind(0))
         return list(q.reshape(images, -1, *q.shape[1:]).unbind(0))
 
 
@@ -111,6 +114,7 @@ def load_vision(
     """A vision backbone of transformers (DINOv2, ViT, …); of a dual encoder (SigLIP, CLIP) its vision half."""
     from transformers import AutoImageProcessor, AutoModel
 
+    model_id = str(Path(model_id).expanduser()) if model_id.startswith("~") else model_id
     with explained(model_id):
         model, info = AutoModel.from_pretrained(
             model_id,
@@ -144,7 +148,9 @@ def load_timm(
     """A vision backbone of timm with its own pre-processing (extra `timm`)."""
     timm = backends.require("timm", f"model.kind 'timm' ({model_id})")
     with explained(model_id):
-        model = timm.create_model(model_id, pretrained=True).eval().to(device or "cpu", as_dtype(dtype))
+        model = timm.create_model(model_id, pretrained=True).eval().to(device or "cpu")
+        if dtype != "auto":
+            model.to(as_dtype(dtype))
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
     name, module = find_layer(model, layer)
@@ -212,6 +218,14 @@ def explained(model_id: str) -> Iterator[None]:
         raise ModelError(
             f"model '{model_id}' could not be loaded: {cause[0] if cause else type(error).__name__}"
         ) from error
+
+
+def _looked_at(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:
+    """The positions of a map that a 1x1 convolution has an output for."""
+    if not isinstance(layer.padding, str):  # "same" and "valid" pad nothing at this kernel size
+        high, wide = layer.padding
+        q = F.pad(q, (wide, wide, high, high))
+    return q[:, :, :: layer.stride[0], :: layer.stride[1]]
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

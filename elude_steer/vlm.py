@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,7 @@ class Vlm(Tower):
         """
         from transformers import AutoModelForImageTextToText
 
+        model_id = str(Path(model_id).expanduser()) if model_id.startswith("~") else model_id
         with explained(model_id):
             model, info = AutoModelForImageTextToText.from_pretrained(
                 model_id,
@@ -97,7 +101,6 @@ class Vlm(Tower):
         """The same from a model and processor that are already loaded."""
         within = vision_part(model)
         name, module = find_layer(model, layer or _last_fc2(model, within), within=within)
-        processor.tokenizer.padding_side = "left"  # generation continues at the right end of every row
         return cls(
             model,
             name,
@@ -117,6 +120,8 @@ class Vlm(Tower):
     @torch.inference_mode()
     def caption(self, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:
         """Greedy captions of a batch of pictures."""
+        if not len(images):
+            return []
         inputs = self.inputs(images, prompt)
         tokens = self.model.generate(
             **inputs,
@@ -169,6 +174,7 @@ def _inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> M
         images=[[image.convert("RGB")] for image in images],
         text=[text] * len(images),
         padding=True,
+        padding_side="left",  # generation continues at the right end of every row
         return_tensors="pt",
     )
     return inputs.to(model.device, model.dtype)  # casts the pixels only
@@ -190,7 +196,8 @@ def _load_processor(model_id: str, model_type: str, revision: str | None, trust_
 
 
 def _last_fc2(model: Any, within: str) -> str:
-    names = [name for name, _ in model.get_submodule(within).named_modules() if name.endswith("mlp.fc2")]
+    # A number before it: one of the blocks, and not the MLP of a pooling head behind them.
+    names = [name for name, _ in model.get_submodule(within).named_modules() if re.search(r"\.\d+\.mlp\.fc2$", name)]
     return names[-1] if names else "mlp.fc2"
 
 
@@ -212,9 +219,9 @@ def _tile_areas(size: tuple[int, int], pinpoints: Any, side: int) -> list[tuple[
     width, height = size
     canvas_w, canvas_h = columns * side, rows * side
     if canvas_w / width < canvas_h / height:
-        new_w, new_h = canvas_w, min(-(-height * canvas_w // width), canvas_h)
+        new_w, new_h = canvas_w, min(math.ceil(height * (canvas_w / width)), canvas_h)  # rounded as transformers does
     else:
-        new_w, new_h = min(-(-width * canvas_h // height), canvas_w), canvas_h
+        new_w, new_h = min(math.ceil(width * (canvas_h / height)), canvas_w), canvas_h
     left, top = (canvas_w - new_w) // 2, (canvas_h - new_h) // 2
     return [
         (

@@ -94,11 +94,11 @@ def test_specs_are_frozen_and_compare(small):
 def test_values_of_every_kind_are_read():
     spec = parse_spec(
         SMALL + "  trust_remote_code: yes\n  revision: '1234567'\n"
-        "tokens: {per_image: all, seed: -1}\nclusters: {top_k: 400_000, min_samples: 1, umap_components: null}\n"
+        "tokens: {per_image: all, seed: 7}\nclusters: {top_k: 400_000, min_samples: 1, umap_components: null}\n"
     )
     assert spec.model.trust_remote_code is True
     assert spec.model.revision == "1234567"
-    assert (spec.tokens.per_image, spec.tokens.seed) == ("all", -1)
+    assert (spec.tokens.per_image, spec.tokens.seed) == ("all", 7)
     assert spec.clusters == ClustersSpec(top_k=400_000, min_samples=1)
 
 
@@ -157,12 +157,12 @@ def test_all_faults_are_reported_together():
         ("tokens.batch_size: true", "wants a whole number of at least 1, not true."),
         ("tokens.batch_size: on", "wants a whole number of at least 1, not on: YAML reads `on` as true."),
         ("tokens.seed: 1e4", "YAML reads `1e4` as text: write 10000."),
-        ("tokens.seed: 3e-4", "wants a whole number, not '3e-4'."),
+        ("tokens.seed: 3e-4", "wants a whole number of at least 0, not '3e-4'."),
         ("tokens.seed: '5'", 'YAML reads `"5"` as text: write 5.'),
         ("tokens.seed: 1.0e+4", "not 1.0e+4: write 10000."),
-        ("tokens.seed: 1.5", "wants a whole number, not 1.5."),
-        ("tokens.seed: .nan", "wants a whole number, not .nan."),
-        ("tokens.seed: null", "wants a whole number, not null."),
+        ("tokens.seed: 1.5", "wants a whole number of at least 0, not 1.5."),
+        ("tokens.seed: .nan", "wants a whole number of at least 0, not .nan."),
+        ("tokens.seed: null", "wants a whole number of at least 0, not null."),
         ("tokens.per_image: al", "whole number of at least 1 or all, not 'al'. Did you mean 'all'?"),
         ("tokens.dtype: off", "wants float16 or float32, not off: YAML reads `off` as false."),
         ("clusters.min_cluster_size: 1", "wants a whole number of at least 2, not 1."),
@@ -374,7 +374,7 @@ def test_a_missing_recipe_is_named_with_the_closest():
     expected = "'dinov2-base-layr12' is neither .* Did you mean 'dinov2-base-layer12'. See `elude-steer recipes list`."
     with pytest.raises(SpecError, match=expected):
         load_spec("dinov2-base-layr12")
-    with pytest.raises(SpecError, match=r"'nowhere/x.yaml' is neither a file nor a shipped atlas recipe. See"):
+    with pytest.raises(SpecError, match=r"'nowhere/x.yaml' is neither a file nor a shipped recipe. See"):
         load_spec("nowhere/x.yaml")
 
 

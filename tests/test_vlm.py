@@ -88,7 +88,6 @@ def with_config(vlm, **vision):
     return LlavaOnevisionForConditionalGeneration(LlavaOnevisionConfig(**config)).eval()
 
 
-@pytest.mark.xfail(strict=True, reason="a SigLIP tower with its pooling head has a later mlp.fc2, in no block")
 def test_without_a_name_the_last_blocks_fc2_and_not_the_heads(tiny_vlm):
     model = with_config(tiny_vlm, vision_use_head=True)
     assert Vlm.of(model, tiny_vlm.processor).layer_name.endswith(FC2)
@@ -402,9 +401,6 @@ def test_what_is_padding_lies_outside_the_picture(which, size, request):
     assert torch.allclose(white, overlap(vlm.grid(size).boxes), atol=1e-3)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="transformers rounds up 75 * (56 / 100) = 42.00000000000001 to 43, grid() takes 42"
-)
 @pytest.mark.parametrize("size", [(100, 75), (75, 100), (100, 25)], ids=str)
 def test_what_is_padding_where_the_processor_rounds_up_an_exact_size(tiny_vlm, size):
     white = patch_brightness(tiny_vlm, Image.new("RGB", size, "white"))
