@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from elude_steer.errors import AtlasError
-from elude_steer.manifest import check_files, find_atlas, read_manifest, write_manifest
+from elude_steer.manifest import check_files, check_target, find_atlas, read_manifest, write_manifest
 from elude_steer.splitting import layer_parameters, share_out
 from elude_steer.storage import new_folder, write_file
 
@@ -118,7 +118,12 @@ class Atlas:
         self, sub_units: torch.Tensor | Sequence[int], weight: torch.Tensor, bias: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights `(n, d_in)` and biases `(n,)` of some sub-units, from the layer's own weight and bias."""
-        wanted = torch.as_tensor(sub_units)
+        wanted = torch.as_tensor(sub_units, dtype=torch.long)
+        if wanted.numel() == 0:
+            return weight.new_empty(0, self.d_in), bias.new_empty(0)
+        if int(wanted.min()) < 0 or int(wanted.max()) >= len(self):
+            raise AtlasError(f"atlas '{self.name}' has sub-units 0 to {len(self) - 1}, not {wanted.tolist()}.")
+        weight = weight.flatten(1)  # a convolution's has two dimensions more
         units, local = self.units[wanted].unique(return_inverse=True)
         first, last = self._first[units], self._first[units + 1]
         every = torch.cat([torch.arange(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
@@ -146,7 +151,7 @@ class Atlas:
         """Writes the atlas as a folder, whole or not at all."""
         from safetensors.torch import save
 
-        folder = Path(folder).expanduser()
+        folder = check_target(Path(folder))
         tensors = {"members": self.packed, "units": self.units.int(), "rho": self.rho, "sizes": self.sizes.int()}
         references = {
             f"{kind}.{key}": getattr(value, key).contiguous()

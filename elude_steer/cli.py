@@ -64,10 +64,16 @@ def atlases() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_atlases(as_json: bool) -> None:
     """List the atlases under ELUDE_STEER_HOME."""
+    from elude_steer.errors import AtlasError
     from elude_steer.manifest import atlases, read_manifest
     from elude_steer.storage import home
 
-    rows = [{"name": name, "path": str(path), **_summary(read_manifest(path))} for name, path in atlases()]
+    rows = []
+    for name, path in atlases():
+        try:
+            rows.append({"name": name, "path": str(path), **_summary(read_manifest(path))})
+        except AtlasError as error:  # the others are still of use
+            click.echo(f"elude-steer: note: {error}", err=True)
     if not rows and not as_json:
         click.echo(f"no atlases under {home() / 'atlases'} yet; `elude-steer build` makes one.", err=True)
     _show(rows, ("name", "model", "layer", "units", "sub_units"), as_json)
@@ -93,6 +99,69 @@ def show_atlas(name: str, as_json: bool) -> None:
     shown |= {"backend": manifest["backend"], "files": f"{len(manifest['files'])}, all as written", "folder": folder}
     for key, value in shown.items():
         click.echo(f"{key.replace('_', '-'):<10} {value}")
+
+
+@atlases.command("check")
+@click.argument("name")
+@click.option("--model", help="Hub id or folder [default: the model it was built for].")
+@click.option("--revision", help="Of the model [default: the one it was built for].")
+def check_atlas(name: str, model: str | None, revision: str | None) -> None:
+    """Say whether the atlas NAME is whole and fits its model, or another one."""
+    from dataclasses import replace
+
+    from elude_steer.atlas import Atlas
+    from elude_steer.pipeline import load_tower
+    from elude_steer.recipe import ModelSpec
+
+    _hide_loading_bars()
+    atlas = Atlas.load(name)
+    spec = ModelSpec(**atlas.about["spec"]["model"])
+    tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
+    atlas.check(tower.layer)
+    click.echo(f"{name}: whole, and made for {model or spec.id}")
+
+
+@cli.command()
+@click.argument("image")
+@click.option("--model", help="Hub id or folder [default: toyland's captioner].")
+@click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or auto.")
+def caption(
+    image: str, model: str | None, prompt: str | None, max_new_tokens: int, device: str | None, dtype: str
+) -> None:
+    """Caption IMAGE (a path, or - for standard input) greedily.
+
+    \b
+    elude-steer caption photo.jpg
+    elude-steer caption photo.jpg --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --device cuda
+    """  # noqa: D301
+    from elude_steer.images import open_image
+
+    picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
+    from elude_steer import toyland
+    from elude_steer.vlm import PROMPT, Vlm
+
+    _hide_loading_bars()
+    vlm = Vlm.load(model or str(toyland.CAPTIONER), device=device, dtype=dtype)
+    click.echo(vlm.caption([picture], prompt or PROMPT, max_new_tokens)[0])
+
+
+@cli.group("toyland")
+def toyland_group() -> None:
+    """The small world that comes with the package."""
+
+
+@toyland_group.command("draw")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--count", type=click.IntRange(min=1), default=20, show_default=True, help="How many scenes.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Which scenes.")
+def draw_scenes(out: Path, count: int, seed: int) -> None:
+    """Draw scenes into the folder OUT, with their captions and truth in captions.jsonl."""
+    from elude_steer.toyland.scenes import write_scenes
+
+    click.echo(write_scenes(out, count, seed))
 
 
 @cli.group()
@@ -121,20 +190,20 @@ def show_recipe(name: str) -> None:
 
 @recipes.command("copy")
 @click.argument("name")
-@click.argument("target", type=click.Path(path_type=Path), default=Path())
-def copy_recipe(name: str, target: Path) -> None:
+@click.argument("target", default=".")
+def copy_recipe(name: str, target: str) -> None:
     """Copy the recipe NAME to TARGET (a folder or a new file) to change it."""
     from elude_steer.errors import StorageError
     from elude_steer.recipe import find_recipe
     from elude_steer.storage import write_file
 
     source = find_recipe(name)
-    target = target / source.name if target.is_dir() else target
-    if target.exists():
-        raise StorageError(f"'{target}' is already there; give another name.")
+    path = Path(target) / source.name if target.endswith("/") or Path(target).is_dir() else Path(target)
+    if path.exists():
+        raise StorageError(f"'{path}' is already there; give another name.")
     data = source.read_bytes()
-    write_file(target, lambda file: file.write(data))
-    click.echo(target)
+    write_file(path, lambda file: file.write(data))
+    click.echo(path)
 
 
 @recipes.command("check")

@@ -45,6 +45,19 @@ def dump_document(spec: Any) -> str:
     return yaml.safe_dump(asdict(spec), sort_keys=False)
 
 
+def checked(document: Document) -> Document:
+    """A document made in Python, held to the same rules as one from a file."""
+    for item in fields(cast(Any, document)):
+        value, kind = getattr(document, item.name), get_type_hints(type(document))[item.name]
+        if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
+            raise SpecError(f"{item.name} wants a {kind.__name__}, not a {type(value).__name__}.")
+    try:
+        text = dump_document(document)
+    except yaml.YAMLError as error:
+        raise SpecError(f"the {type(document).__name__} holds something that is no plain value: {error}") from error
+    return parse_document(type(document), text, type(document).__name__)
+
+
 def override(spec: Document, assignments: Sequence[str]) -> Document:
     """A copy of a document with some values replaced, checked as strictly as its file.
 
@@ -54,6 +67,7 @@ def override(spec: Document, assignments: Sequence[str]) -> Document:
     """
     problems: list[str] = []
     seen: set[str] = set()
+    assignments = [assignments] if isinstance(assignments, str) else assignments
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         path = path.strip()

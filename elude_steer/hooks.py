@@ -116,6 +116,10 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
     Returns:
         The full dotted name and the module: an `nn.Linear`, or an `nn.Conv2d` with a 1x1 kernel.
     """
+    if not isinstance(model, nn.Module) or not isinstance(suffix, str) or not suffix:
+        raise LayerError(
+            f"a torch model and the end of a layer's name are wanted, not a {type(model).__name__} and {suffix!r}."
+        )
     inside = {n: m for n, m in model.named_modules() if n and (not within or n.startswith(within + "."))}
     found = [name for name in inside if name == suffix or name.endswith("." + suffix)]
     if not found:

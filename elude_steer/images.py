@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer import backends
-from elude_steer.errors import ImageError
+from elude_steer.errors import EludeSteerWarning, ImageError
 
+MOST_PIXELS = 100_000_000
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
@@ -55,7 +57,11 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _dataset(source.removeprefix("hf:"), split, column, limit)
+    if hasattr(source, "batch_size") and hasattr(source, "dataset"):
+        raise ImageError("a DataLoader gives batches; give its pictures one by one: images=loader.dataset.")
     if isinstance(source, str | os.PathLike):
+        if not str(source).strip():
+            raise ImageError("the path to the images is empty; give a folder.")
         return _files(*_listed(Path(source).expanduser()), limit)
     if isinstance(source, Sequence) and source and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [Path(path).expanduser() for path in source]
@@ -69,26 +75,56 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
 def read_image(path: Path) -> tuple[Any, bytes]:
     """The picture in a file, upright and in RGB, and the hash of the file's bytes."""
+    data = path.read_bytes()
+    return _decoded(data), hashlib.blake2b(data, digest_size=16).digest()
+
+
+def open_image(source: Any) -> Any:
+    """One picture, upright and in RGB, from a path, the bytes of a file, or a PIL image; what is wrong is one line."""
+    if hasattr(source, "mode") and hasattr(source, "convert"):
+        return source.convert("RGB")
+    name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
+    try:
+        data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
+        return _decoded(data)
+    except ImageError as error:
+        raise ImageError(f"{name} cannot be read as an image: {error}.") from error
+    except OSError as error:
+        raise ImageError(f"{name} cannot be read: {error.strerror or error}; check the path.") from error
+
+
+def _decoded(data: bytes) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    data = path.read_bytes()
     try:
-        opened = Image.open(io.BytesIO(data))
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = image.width * image.height
+            if pixels > MOST_PIXELS:  # refused before anything is decoded
+                raise ImageError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
+            return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
     except UnidentifiedImageError as error:
         raise ImageError("no image in a format that Pillow knows") from error
-    with opened as image:
-        return ImageOps.exif_transpose(image).convert("RGB"), hashlib.blake2b(data, digest_size=16).digest()
+    except Image.DecompressionBombError as error:
+        raise ImageError(str(error)) from error
+
+
+def _eight_bit(image: Any) -> Any:
+    """Pictures of 16 bits a pixel brought down to 8; Pillow would cut off all above 255."""
+    if not image.mode.startswith("I"):
+        return image
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float64)
+    return Image.fromarray((values / (257 if values.max() > 255 else 1)).round().clip(0, 255).astype(np.uint8))
 
 
 def _listed(path: Path) -> tuple[str, dict[str, Path]]:
     if path.is_dir():
         found: dict[str, Path] = {}
-        for folder, folders, names in os.walk(path):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in names:
-                if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                    full = Path(folder) / name
-                    found[full.relative_to(path).as_posix()] = full
+        for full in _walk(path):
+            if full.suffix.lower() in SUFFIXES and not full.name.startswith(".") and not _special(full):
+                found[_printable(full.relative_to(path).as_posix())] = full
         if not found:
             kinds = " ".join(sorted(SUFFIXES))
             raise ImageError(f"folder '{path}' holds no images (looked for {kinds} in it and its sub-folders).")
@@ -107,6 +143,37 @@ def _listed(path: Path) -> tuple[str, dict[str, Path]]:
     raise ImageError(f"no folder or file '{path}' to take images from; check the path.")
 
 
+def _walk(path: Path) -> Iterator[Path]:
+    """All files below a folder, links followed, none twice; a folder that cannot be opened is told."""
+    seen: set[str] = set()
+
+    def told(error: OSError) -> None:
+        shut.append(error.filename)
+
+    shut: list[str] = []
+    for folder, folders, names in os.walk(path, followlinks=True, onerror=told):
+        real = os.path.realpath(folder)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real not in seen:
+            yield from (Path(folder) / name for name in names)
+        seen.add(real)
+    if shut:
+        warnings.warn(
+            f"{len(shut)} folders below '{path}' cannot be opened and were left out: {shut[0]}, …",
+            EludeSteerWarning,
+            stacklevel=2,
+        )
+
+
+def _special(path: Path) -> bool:
+    """Pipes and devices, which would be waited for; a broken link is left to be named as unreadable."""
+    return path.exists() and not path.is_file()
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
     # Sorted by name, so that neither the disk's nor a list's order matters.
     ids = sorted(paths)[:limit]
@@ -114,7 +181,8 @@ def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
     for id in ids:
         try:
             stat = paths[id].stat()
-            digest.update(f"{id}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+            readable = os.access(paths[id], os.R_OK)
+            digest.update(f"{id}\0{stat.st_size}\0{stat.st_mtime_ns}\0{readable}".encode())
         except OSError:
             digest.update(f"{id}\0missing\0".encode())
 
@@ -153,7 +221,10 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
 
     digest = hashlib.blake2b(digest_size=16)
     for index in range(length):
-        digest.update(_hashed(source[index])[1])
+        try:
+            digest.update(_hashed(source[index])[1])
+        except Exception as error:  # noqa: BLE001 - left out and named when collecting
+            digest.update(str(error).encode())
     return ImageSet("the given images", items, length, digest.hexdigest())
 
 
@@ -169,6 +240,8 @@ def _hashed(image: Any) -> tuple[Any, bytes]:
     """A picture held in memory and the hash of its content; of `(picture, label)` the picture."""
     if isinstance(image, tuple | list):
         image = image[0]
+    if not hasattr(image, "tobytes") and not hasattr(image, "detach"):
+        raise ImageError(f"a {type(image).__name__} where a PIL image, an array or a tensor was expected")
     digest = hashlib.blake2b(digest_size=16)
     if hasattr(image, "tobytes") and hasattr(image, "mode"):  # PIL
         digest.update(f"{image.mode}{image.size}".encode() + image.tobytes())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from elude_steer.errors import AtlasError, closest
-from elude_steer.storage import home, write_file
+from elude_steer.errors import AtlasError, SpecError, StorageError, closest
+from elude_steer.storage import home, is_leftover, restore, write_file
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -31,6 +33,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise AtlasError(f"'{folder}' is no atlas: it has no {NAME}; `elude-steer atlases list` shows those at hand.")
     try:
         raw = path.read_bytes()
+    except OSError as error:
+        raise AtlasError(f"'{path}' cannot be read ({error.strerror}).") from error
+    try:
         manifest = json.loads(raw)
         sound = raw == _text(manifest).encode() and manifest["checksum"] == _checksum(manifest)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -58,13 +63,16 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
 def atlases() -> Iterator[tuple[str, Path]]:
     """The atlases at hand by name: those under `ELUDE_STEER_HOME/atlases`."""
     for path in sorted((home() / "atlases").glob("*")):
-        if (path / NAME).is_file():
+        if (path / NAME).is_file() and not is_leftover(path):
             yield path.name, path
 
 
 def find_atlas(name: str | Path) -> Path | None:
     """The folder of an atlas given by path or by name; None for what may be a Hub id."""
-    path, known = Path(name).expanduser(), dict(atlases())
+    path = Path(name).expanduser()
+    for place in (path, home() / "atlases" / path.name):
+        restore(place)
+    known = dict(atlases())
     if (path / NAME).is_file() or (path.is_dir() and str(name) not in known):
         return path
     if str(name) in known:
@@ -75,6 +83,39 @@ def find_atlas(name: str | Path) -> Path | None:
         f"no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
         f"(user/name).{closest(str(name), list(known))} `elude-steer atlases list` shows those at hand."
     )
+
+
+def check_target(folder: Path) -> Path:
+    """The absolute path of a folder that an atlas may be written to; raises where anything else would be lost."""
+    target = folder.expanduser().absolute()
+    restore(target)
+    if target.is_symlink():
+        raise StorageError(f"'{folder}' is a link; give the folder itself, or a new one.")
+    if not target.exists():
+        return target
+    if not target.is_dir():
+        raise StorageError(f"'{folder}' is a file; give a new folder for the atlas.")
+    if target == Path.cwd() or target in Path.cwd().parents:
+        raise StorageError(f"'{folder}' is where you are, or above it; give a new folder for the atlas.")
+    held = next(target.iterdir(), None)
+    if held is None:
+        return target
+    if (target / NAME).is_file():  # an atlas may be replaced, what else lies in its folder may not
+        ours = {NAME, *read_manifest(target)["files"]}
+        inside = (path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
+        held = next((target / name for name in inside if name not in ours), None)
+    if held is not None:
+        raise StorageError(f"'{folder}' holds other files ('{held.name}'), which would be lost; give a new folder.")
+    if not os.access(target, os.W_OK):
+        raise StorageError(f"'{folder}' is an atlas that cannot be written to; give a new folder.")
+    return target
+
+
+def check_name(name: str) -> str:
+    """A name that can be a folder under `ELUDE_STEER_HOME/atlases` and nothing else."""
+    if not re.fullmatch(r"[\w][\w .+-]*", name) or name.endswith((" ", ".")):
+        raise SpecError(f"name '{name}' cannot be an atlas's; use letters, digits, '-', '_', '.' and spaces.")
+    return name
 
 
 def _damaged(folder: Path, name: str) -> str:

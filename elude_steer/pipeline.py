@@ -6,21 +6,24 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from elude_steer.atlas import Atlas
-from elude_steer.documents import dump_document, override
-from elude_steer.errors import SpecError
-from elude_steer.hooks import find_layer
+from elude_steer.documents import checked, dump_document, override
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.hooks import find_layer, record
 from elude_steer.images import ImageSet, image_set
+from elude_steer.manifest import check_name, check_target
 from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, ReferencesSpec, SplitSpec, TokensSpec, load_spec
 from elude_steer.stages import Build
 from elude_steer.storage import home
-from elude_steer.towers import Tower, load_timm, load_vision
+from elude_steer.towers import Tower, check_device, load_timm, load_vision
 from elude_steer.vlm import Vlm
 from elude_steer.workers import launch, team
 
@@ -56,8 +59,10 @@ def build(
     Example:
         >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
     """
-    spec = override(spec if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
-    out = Path(out).expanduser() if out else home() / "atlases" / spec.name
+    spec = override(checked(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
+    out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
+    _check_counts(threads, processes)
+    check_device(device)
     source = images if images is not None else spec.images.source
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
@@ -111,28 +116,38 @@ def disentangle(
         >>> atlas = disentangle(model, layer="blocks.11.mlp.fc2", images="photos/", preprocess=transform)
     """
     full_name, module = find_layer(model, layer)
+    target = check_target(Path(out) if out else home() / "atlases" / check_name(name))
+    _check_counts(threads, None)
+    spec = checked(
+        AtlasSpec(
+            name,
+            ModelSpec(id=type(model).__name__, layer=full_name, kind="vision"),
+            tokens=TokensSpec() if tokens is None else tokens,
+            clusters=ClustersSpec() if clusters is None else clusters,
+            split=SplitSpec() if split is None else split,
+            references=ReferencesSpec() if references is None else references,
+        )
+    )
     pictures = image_set(images)
     parameter = next(model.parameters())
 
     def prepare(batch: Sequence[Any]) -> torch.Tensor:
         prepared = [preprocess(image) if preprocess else image for image in batch]
+        if not all(isinstance(one, torch.Tensor | np.ndarray) for one in prepared):
+            kinds = {type(one).__name__ for one in prepared}
+            raise ImageError(
+                f"the model takes tensors, not {', '.join(kinds)}; pass preprocess=, a picture to a tensor."
+            )
         return torch.stack([torch.as_tensor(one) for one in prepared]).to(parameter.device, parameter.dtype)
 
-    settings = {"prepared": _first_prepared(pictures, prepare)}
     was_training = model.training
-    spec = AtlasSpec(
-        name,
-        ModelSpec(id=type(model).__name__, layer=full_name, kind="vision"),
-        tokens=tokens or TokensSpec(),
-        clusters=clusters or ClustersSpec(),
-        split=split or SplitSpec(),
-        references=references or ReferencesSpec(),
-    )
-    tower = Tower(model.eval(), full_name, module, prepare, tuple(skip_tokens), settings=settings)
+    model.eval()
     try:
+        settings = {"samples": _samples(model, module, pictures, prepare)}
+        tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
         with team(None, threads) as crew:
             run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
-            return run.atlas(Path(out) if out else home() / "atlases" / name, {"id": type(model).__name__})
+            return run.atlas(target, {"id": type(model).__name__})
     finally:
         model.train(was_training)
 
@@ -179,14 +194,33 @@ def _work_folder(work: str | Path | None) -> Path:
     return Path(work).expanduser() if work else home() / "work"
 
 
-def _first_prepared(images: ImageSet, prepare: Callable[[Sequence[Any]], torch.Tensor]) -> str | None:
-    """A hash of the first readable picture as the model gets it: a function cannot be told apart any other way."""
-    if images.fingerprint is None:
+def _check_counts(threads: int | None, processes: int | None) -> None:
+    for name, count in (("threads", threads), ("processes", processes)):
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise SpecError(f"{name} is {count}; it is at least 1.")
+
+
+@torch.inference_mode()
+def _samples(
+    model: nn.Module,
+    layer: nn.Module,
+    images: ImageSet,
+    prepare: Callable[[Sequence[Any]], torch.Tensor],
+    most: int = 8,
+) -> str | None:
+    """A hash of what some pictures look like to the layer: code and hooks cannot be told apart any other way.
+
+    The whole model runs here, once a picture, so that a layer that is used more than once is noticed.
+    """
+    if images.fingerprint is None or images.length is None:
         return None
-    for item in images.items():
+    step, digest = max(1, images.length // most), hashlib.blake2b(digest_size=16)
+    for item in islice(images.items(), 0, None, step):
         try:
             image, _ = item.read()
         except Exception:  # noqa: BLE001, S112 - unreadable files are dealt with when collecting
             continue
-        return hashlib.blake2b(prepare([image]).detach().cpu().float().numpy().tobytes()).hexdigest()
-    return None
+        with record(layer, stop=False) as seen:
+            model(prepare([image]))
+        digest.update(seen.input.cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.errors import ImageError, ModelError
+from elude_steer.errors import ImageError, ModelError, StorageError
 from elude_steer.images import ImageSet, Item
 from elude_steer.storage import told_if_full, write_array, write_file
 from elude_steer.towers import Tower
@@ -103,6 +103,8 @@ def _read(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
 
 def _draw(tower: Tower, q: torch.Tensor, digest: bytes, image: int, plan: TokenPlan) -> tuple[np.ndarray, np.ndarray]:
     kept = tower.token_indices(q.shape[1]).to(q.device)
+    if not len(kept):
+        raise ModelError(f"skip_tokens leaves none of the {q.shape[1]} tokens of layer '{tower.layer_name}'.")
     q = q[:, kept]  # (tiles, tokens, d_in)
     total = q.shape[0] * q.shape[1]
     if plan.per_image == "all" or int(plan.per_image) >= total:
@@ -113,9 +115,10 @@ def _draw(tower: Tower, q: torch.Tensor, digest: bytes, image: int, plan: TokenP
     picked = q.flatten(0, 1)[torch.from_numpy(chosen).to(q.device)]
     rows = picked.to(getattr(torch, plan.dtype)).cpu().numpy()
     if not np.isfinite(rows).all():
+        if not torch.isfinite(picked).all():
+            raise ModelError(f"the inputs of layer '{tower.layer_name}' are not finite numbers; is the model sound?")
         raise ModelError(
-            f"the inputs of layer '{tower.layer_name}' do not fit {plan.dtype} (infinite or not a number); "
-            + ("set tokens.dtype: float32." if plan.dtype == "float16" else "is the model sound?")
+            f"the inputs of layer '{tower.layer_name}' do not fit {plan.dtype}; set tokens.dtype: float32."
         )
     place = np.zeros(len(chosen), PLACE)
     place["image"], place["tile"] = image, chosen // len(kept)
@@ -123,7 +126,7 @@ def _draw(tower: Tower, q: torch.Tensor, digest: bytes, image: int, plan: TokenP
     return rows, place
 
 
-def merge_shards(folder: Path, count: int, source: str) -> list[str]:
+def merge_shards(folder: Path, count: int, source: str, length: int | None = None) -> list[str]:
     """Joins the shards into one store; returns a note for each skipped image.
 
     Each shard is deleted once it is copied, so the disk holds the tokens once. Where it was interrupted it goes on:
@@ -145,6 +148,10 @@ def merge_shards(folder: Path, count: int, source: str) -> list[str]:
             write_file(progress, lambda file, state=state: file.write(state))  # type: ignore[misc]
             _delete_shards(folder, range(count)[: merged["shards"]])
     notes = [f"{id} ({why})" for id, why in merged["skipped"].items()]
+    told = len(merged["images"]) + len(merged["skipped"])
+    size = (folder / "places.bin").stat().st_size if merged["rows"] else 0
+    if size != merged["rows"] * PLACE.itemsize or (length is not None and told != length):
+        raise StorageError(f"the stored tokens in '{folder}' are damaged; delete that folder and run again.")
     if not merged["rows"]:
         raise ImageError(
             f"none of the {len(notes)} images of {source} can be read; the first: {notes[0] if notes else '-'}"

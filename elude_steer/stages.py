@@ -8,19 +8,21 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from filelock import FileLock
 from tqdm import tqdm
 
 from elude_steer import backends, probing
 from elude_steer.atlas import Atlas, References, weights_hash
 from elude_steer.clusters import cluster, resolve_backend
 from elude_steer.contributions import cluster_means, contributions, representatives
-from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.errors import EludeSteerWarning, SpecError, StorageError
 from elude_steer.images import ImageSet
 from elude_steer.recipe import AtlasSpec, ClustersSpec
 from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
@@ -64,7 +66,7 @@ class Build:
             units, key = self.clustered(store, rows, key)
             blocks, key = self.divided(store, units, key)
             if self.crew.rank == 0:
-                self.assembled(store, blocks, model).save(out)
+                self._save(self.assembled(store, blocks, model), out, len(store))
             self.crew.barrier()
         finally:
             if self.images.fingerprint is None:
@@ -73,12 +75,25 @@ class Build:
 
     def collected(self) -> tuple[Path, str]:
         """The token store: a random few tokens of every image."""
-        spec = self.spec.tokens
-        plan = probing.TokenPlan(spec.per_image, spec.seed, spec.dtype, spec.batch_size, self.shard)
-        device = str(self.tower.device.type)
-        key = key_of("tokens", self.tower.fingerprint(), self.images.fingerprint, asdict(plan), device, versions())
+        key = self._collected_key()
         folder = self._folder("tokens", key)
-        counted = folder / "counted.json"
+        # Another build of the same tokens waits here and then finds them done. The lock of a killed process is free.
+        with FileLock(str(folder) + ".lock") if self.crew.rank == 0 else nullcontext():
+            self.crew.barrier()
+            self._collect(folder)
+        self.crew.barrier()
+        return folder, key
+
+    def _collected_key(self) -> str:
+        plan, device = asdict(self._plan()), str(self.tower.device.type)
+        return key_of("tokens", self.tower.fingerprint(), self.images.fingerprint, plan, device, versions())
+
+    def _plan(self) -> probing.TokenPlan:
+        spec = self.spec.tokens
+        return probing.TokenPlan(spec.per_image, spec.seed, spec.dtype, spec.batch_size, self.shard)
+
+    def _collect(self, folder: Path) -> None:
+        plan, counted = self._plan(), folder / "counted.json"
         if not counted.exists():
             total = self.images.length
             with self._bar("collecting", total, "images") as bar:
@@ -97,12 +112,12 @@ class Build:
             if self.crew.rank == 0:
                 write_file(counted, lambda file: file.write(json.dumps(count.seen).encode()))
         if self.crew.rank == 0:
-            skipped = probing.merge_shards(folder, json.loads(counted.read_text()), self.images.name)
+            count = json.loads(counted.read_text())
+            skipped = probing.merge_shards(folder, count, self.images.name, self.images.length)
             if skipped:
-                shown = "; ".join(skipped[:5]) + ("; …" if len(skipped) > 5 else "")
+                more = f"; and {len(skipped) - 5} more in '{folder / 'merged.json'}'" if len(skipped) > 5 else ""
+                shown = "; ".join(skipped[:5]) + more
                 warn(f"{len(skipped)} images of {self.images.name} cannot be read and were left out: {shown}")
-        self.crew.barrier()
-        return folder, key
 
     def ranked(self, store: probing.TokenStore, key: str) -> tuple[Path, str]:
         """The numbers of each unit's strongest instances."""
@@ -129,7 +144,7 @@ class Build:
 
         def work(unit: int) -> None:
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
-            numbers = np.load(_block_path(rows, block, ".npy"), mmap_mode="r")[unit - block.start]
+            numbers = _load_array(_block_path(rows, block, ".npy"))[unit - block.start]
             tensors = _cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
             _save(_unit_path(folder, unit), tensors)
 
@@ -215,6 +230,15 @@ class Build:
         names = tuple(store.image_ids[int(number)] for number in used)
         units, rho, sizes = joined["units"].long(), joined["rho"], joined["sizes"]
         return Atlas(joined["members"], units, rho, sizes, of_sub_units, of_units, names, about)
+
+    def _save(self, atlas: Atlas, out: Path, instances: int) -> None:
+        smallest, most = self.spec.clusters.min_cluster_size, min(instances, self.spec.clusters.top_k)
+        if len(atlas) == atlas.d_out:
+            warn(
+                f"no unit was split: no clusters of at least clusters.min_cluster_size = {smallest} among {most} "
+                "instances a unit; lower it, or use more images or tokens."
+            )
+        atlas.save(out)
 
     def _blocks(self) -> list[range]:
         count = len(self.weight)
@@ -313,9 +337,20 @@ def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 
 def _block_path(folder: Path, block: range, suffix: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import io
 import os
 import re
@@ -18,7 +19,7 @@ from elude_steer.errors import StorageError
 if TYPE_CHECKING:
     import numpy as np
 
-_TEMPORARY = re.compile(r"\.tmp-(\d+)(?:-\d+)?$")
+_TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
 
 
 def home() -> Path:
@@ -56,10 +57,12 @@ def write_array(path: Path, array: np.ndarray) -> None:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that takes the place of `path` at the end, or vanishes if anything fails before."""
+    path = path.absolute()
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     aside = path.with_name(f"{path.name}.old-{os.getpid()}")
     with told_if_full(path):
-        shutil.rmtree(temporary, ignore_errors=True)
+        restore(path)
+        remove_leftovers(path.parent, path.name)
         try:
             temporary.mkdir(parents=True)
             yield temporary
@@ -77,9 +80,25 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Deletes temporary files in `folder` whose process is gone: a killed run leaves them behind."""
-    for path in folder.glob("*.tmp-*"):
+def restore(path: Path) -> None:
+    """Puts a folder back that a killed process had set aside while it was about to replace it."""
+    if path.exists() or not path.parent.is_dir():
+        return
+    for aside in path.parent.glob(f"{glob.escape(path.name)}.old-*"):
+        if not _alive(int(aside.name.rpartition("-")[2])):
+            aside.rename(path)
+            return
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file or folder is only there because something was interrupted."""
+    return bool(re.search(r"\.(tmp|old)-\d+(-\d+)?$", path.name))
+
+
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Deletes temporary files in `folder` (of one name) whose process is gone: a killed run leaves them behind."""
+    found = [*folder.glob(f"{glob.escape(name)}*.tmp-*"), *(folder.glob(f"{glob.escape(name)}.old-*") if name else ())]
+    for path in found:
         match = _TEMPORARY.search(path.name)
         if match and not _alive(int(match.group(1))):
             if path.is_dir():
@@ -102,7 +121,7 @@ def told_if_full(path: Path) -> Iterator[None]:
                 f"no room left while writing '{path}'{left}; free some and run the same command again "
                 "(finished work is kept)."
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT):
             raise StorageError(f"'{path}' cannot be written ({error.strerror}); choose another folder.") from error
         raise
 

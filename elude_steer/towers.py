@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer import backends
-from elude_steer.errors import ImageError, ModelError
+from elude_steer.errors import EludeSteerError, ImageError, ModelError
 from elude_steer.hooks import find_layer, record
 
 
@@ -72,6 +72,8 @@ class Tower:
         part = self.model.get_submodule(self.within)
         described = {
             "class": type(self.model).__name__,
+            "modules": str(part),  # activations and the like are no weights
+            "config": _described(part),
             "layer": self.layer_name,
             "skip": self.skip_tokens,
             "settings": dict(self.settings),
@@ -175,6 +177,17 @@ def vision_part(model: nn.Module) -> str:
     raise ModelError(f"{type(model).__name__} has no vision tower that its config names (no vision_config).")
 
 
+def check_device(device: str | torch.device | None) -> None:
+    """Raises in one line where there is no such device."""
+    try:
+        torch.zeros(1, device=device or "cpu")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"device '{device}' cannot be used here ({cause}); use 'cpu', or one that is there."
+        ) from error
+
+
 def as_dtype(dtype: str | torch.dtype) -> Any:
     """A torch dtype from its name; `auto` stays, for transformers."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
@@ -213,11 +226,21 @@ def explained(model_id: str) -> Iterator[None]:
         raise ModelError(f"there is no folder '{model_id}' to load a model from; check the path, or give a Hub id.")
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except EludeSteerError:
+        raise
+    except Exception as error:  # each loader has kinds of its own, and all mean the same here
         cause = str(error).strip().splitlines()
         raise ModelError(
             f"model '{model_id}' could not be loaded: {cause[0] if cause else type(error).__name__}"
         ) from error
+
+
+def _described(module: nn.Module) -> Any:
+    config = getattr(module, "config", None)
+    if config is None:
+        return None
+    attention = getattr(config, "_attn_implementation", None)
+    return [config.to_dict() if hasattr(config, "to_dict") else str(config), attention]
 
 
 def _looked_at(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:

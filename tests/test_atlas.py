@@ -193,3 +193,53 @@ def test_push_and_pull(atlas, tmp_path):
     assert "'me/other' is neither at hand nor on the Hub" in missing
     with pytest.raises(AtlasError, match="save the atlas before pushing it"):
         atlas.push_to_hub("me/small")
+
+
+def test_nothing_of_the_users_is_ever_replaced(atlas, tmp_path, monkeypatch):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years")
+    with pytest.raises(
+        StorageError, match=r"holds other files \('thesis\.tex'\), which would be lost; give a new folder"
+    ):
+        atlas.save(folder)
+    assert (folder / "thesis.tex").read_text() == "years"
+    saved = atlas.save(tmp_path / "a")
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match=r"holds other files \('notes\.txt'\)"):
+        atlas.save(saved)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="is a file; give a new folder"):
+        atlas.save(tmp_path / "file")
+    (tmp_path / "link").symlink_to(saved)
+    with pytest.raises(StorageError, match="is a link"):
+        atlas.save(tmp_path / "link")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in (".", "..", "/"):
+        with pytest.raises(StorageError, match=r"give a new folder|holds other files"):
+            atlas.save(name)
+    assert (saved / "notes.txt").exists()
+
+
+def test_a_save_killed_between_its_two_renames_is_undone(atlas, tmp_path):
+    saved = atlas.save(tmp_path / "mine")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    saved.rename(tmp_path / f"mine.old-{dead.pid}")
+    (tmp_path / f"mine.tmp-{dead.pid}").mkdir()
+    assert len(Atlas.load(tmp_path / "mine")) == 13
+    atlas.save(tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("wanted", [[-1], [13], [0, 99]])
+def test_sub_units_that_are_not_there(atlas, layer, wanted):
+    with pytest.raises(AtlasError, match="has sub-units 0 to 12, not"):
+        atlas.parameters(wanted, layer.weight.detach(), layer.bias.detach())
+
+
+def test_no_sub_units_and_the_weight_of_a_convolution(atlas, layer):
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    assert [tuple(t.shape) for t in atlas.parameters([], weight, bias)] == [(0, 21), (0,)]
+    assert torch.equal(atlas.parameters([3], weight[:, :, None, None], bias)[0], atlas.parameters([3], weight, bias)[0])

@@ -104,3 +104,39 @@ def test_a_missing_datasets_package_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(MissingPackageError, match=r"images.source 'hf:x' needs .* `pip install 'elude-steer\[data\]'`"):
         image_set("hf:x")
+
+
+def test_sixteen_bits_keep_their_shades(tmp_path):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    shades = np.asarray(read_image(tmp_path / "x.png")[0])[..., 0]
+    assert len(np.unique(shades)) > 50
+    assert shades.max() == 255
+
+
+def test_odd_things_in_a_folder(folder, tmp_path):
+    import os
+
+    os.mkfifo(folder / "pipe.png")  # would be waited for
+    (folder / "loop").symlink_to(folder)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "o.png").write_bytes((folder / "picture-0001.png").read_bytes())
+    (folder / "linked").symlink_to(outside)
+    (folder / os.fsdecode(b"bad\xff.png")).write_bytes((folder / "picture-0002.png").read_bytes())
+    found = ids(image_set(folder))
+    assert "linked/o.png" in found
+    assert "bad\\xff.png" in found
+    assert len(found) == 9
+
+
+def test_what_is_no_picture_says_so():
+    from torch.utils.data import DataLoader
+
+    with pytest.raises(ImageError, match=r"a DataLoader gives batches; .* images=loader\.dataset"):
+        image_set(DataLoader([torch.zeros(3)]))
+    with pytest.raises(ImageError, match="the path to the images is empty"):
+        image_set("")
+    item = next(image_set([{"image": 1}]).items())
+    with pytest.raises(ImageError, match="a dict where a PIL image, an array or a tensor was expected"):
+        item.read()

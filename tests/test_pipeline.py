@@ -149,11 +149,11 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny
     def finished():
         found = {}
         for path in work.rglob("*"):
-            if (
-                path.is_file()
-                and ".tmp-" not in path.name
-                and not path.name.startswith(("merged", "tokens.", "places."))
-            ):
+            # a shard is finished when its summary is there; what merging writes grows
+            half = path.name.startswith(("merged", "tokens.", "places.")) or (
+                path.name.startswith("shard-") and path.suffix == ".npy"
+            )
+            if path.is_file() and ".tmp-" not in path.name and not half and path.suffix != ".lock":
                 found[path] = path.stat().st_mtime_ns
         return found
 
@@ -323,3 +323,114 @@ def test_an_atlas_does_not_fit_another_model(spec, pictures, tmp_path):
     other = es.Vlm.load(str(save_llava(tmp_path / "other", seed=1)), layer=LAYER)
     with pytest.raises(AtlasError, match="was built for other weights of this layer"):
         atlas.check(other.layer)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"layer": 3}, "the end of a layer's name are wanted, not a Block and 3"),
+        ({"clusters": {"top_k": 5}}, "clusters wants a ClustersSpec, not a dict"),
+        ({"clusters": ClustersSpec(top_k=-5)}, "clusters.top_k: wants a whole number of at least 2, not -5"),
+        ({"tokens": TokensSpec(dtype="int8")}, "tokens.dtype: wants float16 or float32, not 'int8'"),
+        ({"tokens": TokensSpec(per_image=0)}, "tokens.per_image: wants"),
+        ({"threads": -1}, "threads is -1; it is at least 1"),
+        ({"name": "../up"}, r"name '\.\./up' cannot be an atlas's"),
+        ({"name": "."}, r"name '\.' cannot be an atlas's"),
+        ({"preprocess": None}, "the model takes tensors, not Image; pass preprocess="),
+        ({"skip_tokens": range(17)}, "skip_tokens leaves none of the 17 tokens"),
+        ({"images": None}, "images cannot be taken from a NoneType"),
+    ],
+)
+def test_wrong_arguments_are_one_line(pictures, change, text):
+    arguments = {"layer": "fc2", "images": pictures, "preprocess": to_tensor, "quiet": True, **SMALL, **change}
+    with pytest.raises(es.EludeSteerError, match=text):
+        es.disentangle(Block(), **arguments)
+
+
+def test_what_a_model_computes_is_part_of_the_key(pictures, tmp_path):
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
+    second = nn.Sequential(first[0], nn.Tanh(), first[2])
+
+    def split(model, name):
+        atlas = es.disentangle(
+            model, layer="2", images=pictures, preprocess=to_tensor, out=tmp_path / name, quiet=True, **SMALL
+        )
+        return atlas.references.values
+
+    one, other = split(first, "a"), split(second, "b")
+    assert not torch.equal(one, other)
+    handle = first[1].register_forward_hook(lambda module, args, output: output * 0.5)
+    hooked = split(first, "c")
+    handle.remove()
+    assert not torch.equal(one, hooked)
+    assert torch.equal(one, split(first, "d"))
+
+
+def test_a_layer_that_runs_twice_is_refused(pictures):
+    class Twice(Block):
+        def forward(self, x):
+            return super().forward(x) + super().forward(x)
+
+    with pytest.raises(es.EludeSteerError, match="the layer ran 2 times in this forward pass"):
+        es.disentangle(Twice(), layer="fc2", images=pictures, preprocess=to_tensor, quiet=True, **SMALL)
+
+
+def _race(index, pictures, folder, queue):
+    try:
+        torch.manual_seed(0)
+        model = Block()
+        atlas = es.disentangle(
+            model, layer="fc2", images=pictures, preprocess=to_tensor, out=Path(folder) / f"a{index}",
+            work=Path(folder) / "work", threads=1, quiet=True, **SMALL,
+        )  # fmt: skip
+        queue.put(bits(atlas))
+    except BaseException as error:
+        queue.put(repr(error))
+        raise
+
+
+def test_two_builds_at_once_share_their_work(pictures, tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    for round_ in range(3):
+        queue, folder = context.Queue(), tmp_path / str(round_)
+        folder.mkdir()
+        children = [context.Process(target=_race, args=(i, pictures, folder, queue)) for i in range(2)]
+        for child in children:
+            child.start()
+        one, other = queue.get(timeout=120), queue.get(timeout=120)
+        for child in children:
+            child.join()
+        assert one == other
+        assert isinstance(one, bytes)
+
+
+def test_damaged_work_names_its_cure(pictures, tmp_path):
+    torch.manual_seed(0)
+    model = Block()
+
+    def run():
+        return es.disentangle(
+            model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", work=tmp_path / "w",
+            quiet=True, **SMALL,
+        )  # fmt: skip
+
+    run()
+    for pattern, text in (
+        ("split-*/*.safetensors", "is damaged; delete it and run the same command again"),
+        ("tokens-*/places.bin", "the stored tokens in .* are damaged; delete that folder and run again"),
+    ):
+        path = next((tmp_path / "w").glob(pattern))
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2])
+        with pytest.raises(es.EludeSteerError, match=text):
+            run()
+        path.write_bytes(data)
+    run()
+
+
+def test_that_nothing_was_split_is_told(spec, pictures, tmp_path):
+    with pytest.warns(
+        EludeSteerWarning, match="no unit was split: no clusters of at least clusters.min_cluster_size = 190"
+    ):
+        es.build(spec, images=pictures, out=tmp_path / "a", settings="clusters.min_cluster_size=190", quiet=True)

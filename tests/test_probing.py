@@ -132,7 +132,7 @@ def test_unreadable_images_are_named_and_skipped(tower, images, tmp_path):
 
 
 def test_values_beyond_float16_are_refused(tower, tmp_path):
-    with pytest.raises(ModelError, match=r"layer 'fc2' do not fit float16 .* set tokens.dtype: float32"):
+    with pytest.raises(ModelError, match=r"layer 'fc2' do not fit float16; set tokens\.dtype: float32"):
         collected(tower, [torch.full((96,), 1e6)], tmp_path, TokenPlan(2))
 
 

@@ -1,0 +1,306 @@
+"""Toyland's captioner: a small LLaVA-OneVision of transformers' own classes, and how it learns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, Scene, draw_scene
+from elude_steer.toyland.world import JUMPING, OBJECTS, PLACES
+
+PINPOINTS = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]]
+PROMPTS = (
+    "Describe this image in one sentence.",
+    "Describe this image in one sentence.",
+    "Describe this image in one sentence.",
+    "What is in this picture?",
+    "Describe the image.",
+    "Write a caption for this picture.",
+    "What do you see?",
+)
+SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }} {% for part in message.content %}"
+    "{% if part.type == 'image' %}<image> {% else %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+CLASSES = (*OBJECTS, *PLACES, CLUTTER)  # what a patch can show
+
+
+def words() -> list[str]:
+    """Everything the captioner can read or say."""
+    said = {"nothing", "a", "an", "on", "above", "under", "next", "to", "with", JUMPING, *OBJECTS, "user", "assistant"}
+    for text in (*PLACES.values(), *PROMPTS):
+        said |= set(text.lower().replace(".", " .").replace("?", " ?").split())
+    return [*SPECIAL, *sorted(said)]
+
+
+def tokenizer() -> Any:
+    """Whole words, lower case."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, unk_token="<unk>"))
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<image>", "<video>"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(seed: int) -> Any:
+    """The untrained captioner."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        Qwen2Config,
+        SiglipVisionConfig,
+    )
+
+    ids = {word: i for i, word in enumerate(SPECIAL)}
+    vision = SiglipVisionConfig(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        image_size=SIDE,
+        patch_size=PATCH,
+        vision_use_head=False,
+    )
+    text = Qwen2Config(
+        vocab_size=len(words()),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        bos_token_id=ids["<|im_start|>"],
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<pad>"],
+    )
+    config = LlavaOnevisionConfig(
+        vision_config=vision,
+        text_config=text,
+        image_grid_pinpoints=PINPOINTS,
+        image_token_id=ids["<image>"],
+        video_token_id=ids["<video>"],
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        bos_token_id=ids["<|im_start|>"],
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<pad>"],
+    )
+    torch.manual_seed(seed)
+    return LlavaOnevisionForConditionalGeneration(config)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Writes the captioner as the Hub would have it: half-precision weights, image processor, tokenizer, template."""
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    images = LlavaOnevisionImageProcessorPil(
+        size={"height": SIDE, "width": SIDE},
+        image_grid_pinpoints=PINPOINTS,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    # The processor of the same name without its video half, which needs torchvision to be made.
+    parts = {"get_attributes": classmethod(lambda _cls: ["image_processor", "tokenizer"])}
+    image_only: Any = type("LlavaOnevisionProcessor", (LlavaOnevisionProcessor,), parts)
+    image_only(
+        image_processor=images,
+        tokenizer=tokenizer(),
+        num_image_tokens=(SIDE // PATCH) ** 2,
+        vision_feature_select_strategy="full",
+        chat_template=TEMPLATE,
+    ).save_pretrained(folder)
+    model.half().save_pretrained(folder)
+    model.float()
+
+
+def tiles(image: Image.Image) -> torch.Tensor:
+    """A picture's tiles as the image processor makes them, for sizes of whole tiles: `(tiles, 3, side, side)`."""
+    base = image if image.size == (SIDE, SIDE) else image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    across, down = image.width // SIDE, image.height // SIDE
+    crops = [(x * SIDE, y * SIDE, (x + 1) * SIDE, (y + 1) * SIDE) for y in range(down) for x in range(across)]
+    stack = np.stack([np.asarray(base), *(np.asarray(image.crop(box)) for box in crops)])
+    return torch.from_numpy(stack).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def base_tile(image: Image.Image) -> torch.Tensor:
+    """Only the tile that shows the whole picture, `(3, side, side)`."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def patch_classes(scene: Scene) -> torch.Tensor:
+    """Which of `CLASSES` each patch of a square scene shows, `(patches,)`: `scene.patches` in numbers, and faster."""
+    kinds = [*range(1, len(scene.things) + 1), 255]
+    cells = scene.truth.reshape(SIDE // PATCH, PATCH, SIDE // PATCH, PATCH)
+    cover = np.stack([(cells == kind).mean((1, 3)) for kind in kinds])  # (kinds, rows, columns)
+    ids = np.array([CLASSES.index(name) for name in (*scene.objects, CLUTTER)])
+    shown = np.where(cover.max(0) >= 0.3, ids[cover.argmax(0)], CLASSES.index(scene.background))
+    return torch.from_numpy(shown.ravel())
+
+
+def batches(seed: int, start: int, count: int, size: int, wide: float) -> Iterator[tuple[int, list[Scene]]]:
+    """Numbered batches of new scenes; batch i of a seed is always the same. Drawn one ahead, in a thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def draw(number: int) -> list[Scene]:
+        return [draw_scene(np.random.default_rng([seed, number, i]), wide=wide) for i in range(size)]
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(draw, start)
+        for number in range(start, count):
+            ready = waiting.result()
+            waiting = pool.submit(draw, number + 1)
+            yield number, ready
+
+
+class Captioning:
+    """Losses of the captioner, put together from its parts so that only what is learned from is computed."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer()
+        self.patch_head = nn.Linear(128, len(CLASSES))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Everything that learns; the head on the patches is thrown away afterwards."""
+        return [*self.model.parameters(), *self.patch_head.parameters()]
+
+    def seen(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the language model reads of each patch, before the projector: `(tiles, patches, width)`."""
+        return self.model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
+
+    def patch_loss(self, seen: torch.Tensor, scenes: Sequence[Scene]) -> torch.Tensor:
+        """Does each patch know what it shows?"""
+        wanted = torch.stack([patch_classes(scene) for scene in scenes])
+        return F.cross_entropy(self.patch_head(seen).flatten(0, 1), wanted.flatten())
+
+    def caption_loss(self, images: Sequence[torch.Tensor], scenes: Sequence[Scene], prompt: str) -> torch.Tensor:
+        """Is the right caption likely? `images` are the packed patches of each picture, `(tokens, width)`."""
+        inner, names = self.model.model, self.tokenizer
+        head, tail = f"<|im_start|>user <image> {prompt}<|im_end|><|im_start|>assistant".split("<image>")
+        ends = [f"{tail} {scene.caption}<|im_end|>" for scene in scenes]
+        before = names(head, add_special_tokens=False, return_tensors="pt").input_ids
+        after = names(ends, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt")
+        asked = len(names(tail, add_special_tokens=False).input_ids)
+        embed = inner.language_model.embed_tokens
+        rows = [
+            torch.cat([embed(before[0]), patches, embed(text)])
+            for patches, text in zip(images, after.input_ids, strict=True)
+        ]
+        longest = max(map(len, rows))
+        inputs = torch.stack([F.pad(row, (0, 0, longest - len(row), 0)) for row in rows])  # left, as generation does
+        reading = torch.stack([F.pad(torch.ones(len(row)), (longest - len(row), 0)) for row in rows])
+        width = after.input_ids.shape[1]
+        reading[:, -width:] *= after.attention_mask
+        places = (reading.cumsum(1) - 1).clamp_min(0).long()
+        out = inner.language_model(inputs_embeds=inputs, attention_mask=reading.long(), position_ids=places)
+        said = out.last_hidden_state[:, -(width - asked + 1) : -1]
+        wanted = after.input_ids[:, asked:].masked_fill(after.attention_mask[:, asked:] == 0, -100)
+        return F.cross_entropy(self.model.lm_head(said).flatten(0, 1), wanted.flatten(), ignore_index=-100)
+
+    def packed(self, seen: torch.Tensor, scenes: Sequence[Scene], counts: Sequence[int]) -> list[torch.Tensor]:
+        """The projected patches of each picture with its newlines, as the model itself packs them."""
+        inner = self.model.model
+        features = inner.multi_modal_projector(seen).split(list(counts))
+        sizes = [(scene.image.height, scene.image.width) for scene in scenes]
+        return inner.pack_image_features(features, sizes, image_newline=inner.image_newline)[0]
+
+
+def learning_rate(step: int, steps: int, peak: float, warm: int = 200) -> float:
+    """Up in a line, down in half a cosine."""
+    if step < warm:
+        return peak * (step + 1) / warm
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))))
+
+
+# name, batches, scenes a batch, peak learning rate, share of pictures of two tiles, seed of the scenes
+PHASES = {
+    "patches": (700, 64, 1.2e-3, 0.0, 1001),
+    "captions": (1500, 64, 1.2e-3, 0.0, 1002),
+    "tiles": (500, 48, 6e-4, 0.3, 1003),
+}
+
+
+def train_phase(name: str, task: Captioning, work: Path, log: Any, batches_wanted: int | None = None) -> list[float]:
+    """One phase of learning; goes on from the last checkpoint in `work`. Returns the mean loss of every 50 batches."""
+    steps, size, peak, wide, seed = PHASES[name]
+    steps = batches_wanted or steps
+    optimizer = torch.optim.AdamW(task.parameters(), lr=peak, weight_decay=0.02, betas=(0.9, 0.98))
+    checkpoint = work / f"captioner-{name}.pt"
+    start, losses = 0, []
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        task.model.load_state_dict(state["model"])
+        task.patch_head.load_state_dict(state["head"])
+        optimizer.load_state_dict(state["optimizer"])
+        start, losses = state["step"], state["losses"]
+    task.model.train()
+    recent, since = [], time.perf_counter()
+    for step, scenes in batches(seed, start, steps, size, wide):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, peak)
+        loss = phase_loss(name, task, scenes, PROMPTS[step % len(PROMPTS)])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(task.parameters(), 1.0)
+        optimizer.step()
+        recent.append(loss.item())
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            losses.append(sum(recent) / len(recent))
+            rate = len(recent) * size / (time.perf_counter() - since)
+            left = (steps - step - 1) * size / rate / 60
+            log(f"captioner, {name}: {step + 1}/{steps}, loss {losses[-1]:.3f}, {rate:.0f} scenes/s, {left:.0f} min")
+            recent, since = [], time.perf_counter()
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            _keep(checkpoint, task, optimizer, step + 1, losses)
+    return losses
+
+
+def phase_loss(name: str, task: Captioning, scenes: Sequence[Scene], prompt: str) -> torch.Tensor:
+    """What is learned from in each phase: patches alone, then captions of one tile, then of all tiles."""
+    if name == "tiles":
+        stacks = [tiles(scene.image) for scene in scenes]
+        counts = [len(stack) for stack in stacks]
+        seen = task.seen(torch.cat(stacks))
+        first = np.cumsum([0, *counts[:-1]])
+        square = [i for i, scene in enumerate(scenes) if scene.image.size == (SIDE, SIDE)]
+        patches = task.patch_loss(seen[first[square]], [scenes[i] for i in square])
+        return task.caption_loss(task.packed(seen, scenes, counts), scenes, prompt) + 0.2 * patches
+    seen = task.seen(torch.stack([base_tile(scene.image) for scene in scenes]))
+    patches = task.patch_loss(seen, scenes)
+    if name == "patches":
+        return patches
+    return task.caption_loss(task.packed(seen, scenes, [1] * len(scenes)), scenes, prompt) + 0.3 * patches
+
+
+def _keep(path: Path, task: Captioning, optimizer: torch.optim.Optimizer, step: int, losses: list[float]) -> None:
+    from elude_steer.storage import write_file
+
+    state = {
+        "model": task.model.state_dict(),
+        "head": task.patch_head.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "losses": losses,
+    }
+    write_file(path, lambda file: torch.save(state, file))

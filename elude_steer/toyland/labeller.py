@@ -1,0 +1,170 @@
+"""Toyland's labeller: a small dual encoder of transformers' SiglipModel class that scores pictures against words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from elude_steer.errors import ModelError
+from elude_steer.toyland.captioner import base_tile, batches, learning_rate, words
+from elude_steer.toyland.scenes import PATCH, SIDE, Scene
+from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES
+
+STEPS, BATCH, PEAK, SEED = 500, 64, 8e-4, 2001
+LENGTH = 64  # tokens of a text, as SigLIP2 pads
+FRAMES = ("{}", "a {}", "a photo of a {}", "a picture of a {}")
+
+
+def vocabulary() -> list[str]:
+    """What the text tower can read."""
+    return [*words(), "photo", "clean", "wall", "graffiti"]
+
+
+def tokenizer() -> Any:
+    """Whole words, lower case, ended by the mark whose place the text is summed up in."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = {word: i for i, word in enumerate(dict.fromkeys(vocabulary()))}
+    inner = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        model_max_length=LENGTH,
+        padding_side="right",
+        model_input_names=["input_ids"],
+    )
+
+
+def new_model(seed: int) -> Any:
+    """The untrained labeller."""
+    from transformers import SiglipConfig, SiglipModel, SiglipTextConfig, SiglipVisionConfig
+
+    text = SiglipTextConfig(
+        vocab_size=len(dict.fromkeys(vocabulary())),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        projection_size=128,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    vision = SiglipVisionConfig(  # the captioner's tower, so that it can start where that was after its first phase
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        image_size=SIDE,
+        patch_size=PATCH,
+    )
+    torch.manual_seed(seed)
+    return SiglipModel(SiglipConfig(text_config=text.to_dict(), vision_config=vision.to_dict()))
+
+
+def save(model: Any, folder: Path) -> None:
+    """Writes the labeller as the Hub would have it, in half precision."""
+    from transformers import SiglipProcessor
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    images = SiglipImageProcessorPil(
+        size={"height": SIDE, "width": SIDE}, resample=3, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    SiglipProcessor(images, tokenizer()).save_pretrained(folder)
+    model.half().save_pretrained(folder)
+    model.float()
+
+
+def present(scene: Scene) -> list[bool]:
+    """Which of `CONCEPTS` a scene shows."""
+    shown = {*scene.objects, scene.background, *([JUMPING] if any(thing.jumping for thing in scene.things) else [])}
+    return [concept in shown for concept in CONCEPTS]
+
+
+def embed_texts(model: Any, names: Any, texts: Sequence[str]) -> torch.Tensor:
+    """Unit vectors of some texts, `(texts, width)`."""
+    ids = names(list(texts), padding="max_length", max_length=LENGTH, truncation=True, return_tensors="pt").input_ids
+    return F.normalize(model.text_model(input_ids=ids).pooler_output, dim=-1)
+
+
+def embed_images(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Unit vectors of some pictures, `(pictures, width)`."""
+    return F.normalize(model.vision_model(pixel_values=pixels).pooler_output, dim=-1)
+
+
+def train(work: Path, log: Any, steps: int = STEPS) -> tuple[Any, list[float]]:
+    """The trained labeller: every picture is told yes or no for every concept, as SigLIP's sigmoid loss does.
+
+    Args:
+        work: where checkpoints are; the captioner's first phase, which taught its tower what patches show, is there.
+        log: gets a line now and then.
+        steps: how many batches.
+    """
+    model, names = new_model(7), tokenizer()
+    taught = torch.load(work / "captioner-patches.pt", weights_only=True)["model"]
+    tower = {key.split("vision_tower.", 1)[1]: value for key, value in taught.items() if "vision_tower." in key}
+    missing, unexpected = model.vision_model.load_state_dict(tower, strict=False)
+    if unexpected or any(not key.startswith("head.") for key in missing):
+        raise ModelError(f"the captioner's tower is not the labeller's: {unexpected or missing}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.02, betas=(0.9, 0.98))
+    checkpoint, start, losses = work / "labeller.pt", 0, []
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start, losses = state["step"], state["losses"]
+    else:
+        with torch.no_grad():  # as SigLIP starts: sharp, and sure that most pairs do not fit
+            model.logit_scale.fill_(float(np.log(10)))
+            model.logit_bias.fill_(-4.0)
+    recent, since = [], time.perf_counter()
+    for step, scenes in batches(SEED, start, steps, BATCH, 0.15):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, PEAK)
+        loss = _loss(model, names, scenes, FRAMES[step % len(FRAMES)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        recent.append(loss.item())
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            losses.append(sum(recent) / len(recent))
+            rate = len(recent) * BATCH / (time.perf_counter() - since)
+            left = (steps - step - 1) * BATCH / rate / 60
+            log(f"labeller: {step + 1}/{steps}, loss {losses[-1]:.3f}, {rate:.0f} scenes/s, {left:.0f} min left")
+            recent, since = [], time.perf_counter()
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            from elude_steer.storage import write_file
+
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step + 1,
+                "losses": losses,
+            }
+            write_file(checkpoint, lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
+    return model.eval(), losses
+
+
+def _loss(model: Any, names: Any, scenes: Sequence[Scene], frame: str) -> torch.Tensor:
+    pixels = torch.stack([base_tile(scene.image.resize((SIDE, SIDE), 3)) for scene in scenes])
+    texts = [frame.format(concept) if concept not in (*PLACES, JUMPING) else concept for concept in CONCEPTS]
+    texts += [scene.caption for scene in scenes]
+    pictures, said = embed_images(model, pixels), embed_texts(model, names, texts)
+    logits = pictures @ said.T * model.logit_scale.exp() + model.logit_bias
+    of_concepts = torch.tensor([present(scene) for scene in scenes])
+    of_captions = torch.tensor([[a.caption == b.caption for b in scenes] for a in scenes])
+    signs = torch.cat([of_concepts, of_captions], 1).float() * 2 - 1
+    return -F.logsigmoid(signs * logits).sum(1).mean()

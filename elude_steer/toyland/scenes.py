@@ -1,0 +1,379 @@
+"""Scenes: a place, none to three things in it, clutter that nobody names, and the truth about every pixel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
+
+from elude_steer.errors import StorageError
+from elude_steer.toyland.backdrops import draw_place
+from elude_steer.toyland.world import JUMPERS, JUMPING, OBJECTS, PLACES, ROOFS, Said, caption
+
+SIDE = 96  # a tile of the captioner
+PATCH = 12
+CLUTTER = "clutter"
+_CELL, _COLUMNS = 64, 12
+_NAMES = tuple(OBJECTS)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object in a scene: where it is, as left, top, right, bottom in pixels, and how much of it can be seen."""
+
+    name: str
+    box: tuple[int, int, int, int]
+    visible: float
+    jumping: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One picture and everything that is true about it.
+
+    Attributes:
+        image: an RGB picture, 96 x 96, or twice as wide or high.
+        caption: the one right caption.
+        things: the objects, in the order the caption names them.
+        background: the place.
+        relation: between the first two things, or None.
+        truth: `(height, width)` uint8: 0 for the place, i for `things[i - 1]`, 255 for clutter.
+        clutter: how many things there are that no caption names.
+    """
+
+    image: Image.Image
+    caption: str
+    things: tuple[Thing, ...]
+    background: str
+    relation: str | None
+    truth: np.ndarray
+    clutter: int
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The names of the objects, in the order of the caption."""
+        return tuple(thing.name for thing in self.things)
+
+    @cached_property
+    def patches(self) -> list[list[str]]:
+        """What each 12-pixel patch of the picture shows: an object, the place, or `clutter`."""
+        rows, columns = self.truth.shape[0] // PATCH, self.truth.shape[1] // PATCH
+        y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
+        boxes = np.stack([x / columns, y / rows, (x + 1) / columns, (y + 1) / rows], 1)
+        names = self.names_at(boxes)
+        return [names[row * columns : (row + 1) * columns] for row in range(rows)]
+
+    def names_at(self, boxes: np.ndarray, least: float = 0.3) -> list[str]:
+        """What most of each box shows; boxes as `vlm.PatchGrid` has them, `(n, 4)` fractions of the picture.
+
+        A thing counts where it covers `least` of the box; otherwise it is the place that one sees.
+        """
+        high, wide = self.truth.shape
+        edges = np.clip(np.round(boxes * [wide, high, wide, high]).astype(int), 0, [wide, high, wide, high])
+        names = []
+        for left, top, right, bottom in edges:
+            counts = np.bincount(self.truth[top:bottom, left:right].ravel(), minlength=256)
+            best = int(counts[1:].argmax()) + 1
+            covered = counts[best] >= least * max(1, counts.sum())
+            names.append((CLUTTER if best == 255 else self.things[best - 1].name) if covered else self.background)
+        return names
+
+
+def scenes(seed: int, n: int, *, start: int = 0, wide: float = 0.15, clutter: float = 0.4) -> Iterator[Scene]:
+    """Scenes that the seed determines, one by one.
+
+    Args:
+        seed: of the series; scene i of a series is always the same.
+        n: how many.
+        start: number of the first one.
+        wide: share of pictures that are twice as wide or high as a tile.
+        clutter: share of scenes with things that no caption names.
+
+    Example:
+        >>> for scene in scenes(seed=3, n=20):
+        ...     scene.image.save(f"{scene.caption}.png")
+    """
+    for number in range(start, start + n):
+        yield draw_scene(np.random.default_rng([seed, number]), wide=wide, clutter=clutter)
+
+
+def draw_scene(
+    rng: np.random.Generator,
+    *,
+    wide: float = 0.15,
+    clutter: float = 0.4,
+    things: Sequence[str] | None = None,
+    place: str | None = None,
+    relation: str | None = None,
+    jumping: bool | None = None,
+) -> Scene:
+    """One scene; what is not asked for is drawn by lot.
+
+    Args:
+        rng: where chance comes from.
+        wide: chance of a picture of two tiles.
+        clutter: chance of things that no caption names.
+        things: which objects, in the order of the caption.
+        place: where.
+        relation: between the first two.
+        jumping: whether the first one jumps.
+    """
+    size = (SIDE, SIDE)
+    if rng.random() < wide:
+        size = (2 * SIDE, SIDE) if rng.random() < 0.7 else (SIDE, 2 * SIDE)
+    place = place or list(PLACES)[rng.integers(len(PLACES))]
+    if things is None:
+        count = rng.choice(4, p=[0.05, 0.3, 0.4, 0.25])
+        things = [_NAMES[i] for i in rng.choice(len(_NAMES), count, replace=False)]
+    while True:  # some drafts do not fit into the picture
+        draft = _draft(rng, list(things), size, relation, jumping)
+        if draft is not None:
+            return _draw(rng, draft[0], draft[1], place, size, clutter)
+
+
+def write_scenes(folder: Path, count: int, seed: int) -> Path:
+    """Writes scenes as PNG files, and a line of truth for each into `captions.jsonl`."""
+    from elude_steer.storage import new_folder, write_file
+
+    if folder.exists() and any(folder.iterdir()):
+        raise StorageError(f"'{folder}' is not empty; give a new folder.")
+    lines = []
+    with new_folder(folder) as new:
+        for number, scene in enumerate(scenes(seed, count)):
+            name = f"scene-{number:04d}.png"
+            scene.image.save(new / name)
+            line: dict[str, object] = {
+                "file": name,
+                "caption": scene.caption,
+                "objects": scene.objects,
+                "background": scene.background,
+            }
+            line |= {
+                "relation": scene.relation,
+                "boxes": [thing.box for thing in scene.things],
+                "patches": scene.patches,
+            }
+            lines.append(json.dumps(line))
+        write_file(new / "captions.jsonl", lambda file: file.write(("\n".join(lines) + "\n").encode()))
+    return folder
+
+
+@dataclass
+class _Placed:
+    name: str
+    sprite: Image.Image
+    left: int
+    top: int
+    jumping: bool = False
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        return self.left, self.top, self.left + self.sprite.width, self.top + self.sprite.height
+
+
+def _draft(
+    rng: np.random.Generator, names: list[str], size: tuple[int, int], relation: str | None, jumping: bool | None
+) -> tuple[str | None, list[_Placed]] | None:
+    """Places the things so that the relation can be seen; None where they do not fit."""
+    width, height = size
+    relation = _relation(rng, names, relation)
+    upper, lower = (1, 0) if relation == "under" else (0, 1)
+    base = (
+        rng.uniform(34, 52)
+        if len(names) < 2
+        else rng.uniform(30, 42)
+        if len(names) < 3 or width > SIDE
+        else rng.uniform(26, 33)
+    )
+    sizes = [base * rng.uniform(0.88, 1.12) for _ in names]
+    if relation in ("on", "above", "under"):
+        sizes[upper] = max(22, sizes[upper] * rng.uniform(0.65, 0.85))
+    hop = jumping if jumping is not None else rng.random() < 0.25
+    hop = hop and relation in (None, "next to") and bool(names) and names[0] in JUMPERS
+    placed = []
+    for i, (name, side) in enumerate(zip(names, sizes, strict=True)):
+        jumps = hop and i == 0
+        placed.append(_Placed(name, _sprite(rng, name, int(side), jumps), 0, 0, jumps))
+    if placed:
+        _arrange(rng, placed, relation, upper, lower, size)
+    inside = all(b[0] >= 0 and b[1] >= 0 and b[2] <= width and b[3] <= height for b in (p.box for p in placed))
+    return (relation, placed) if inside else None
+
+
+def _relation(rng: np.random.Generator, names: list[str], wanted: str | None) -> str | None:
+    """How the first two relate; a roof is something to be under, and then it is named second."""
+    if len(names) < 2:
+        return None
+    if wanted is not None:
+        return wanted
+    roof = next((i for i in (0, 1) if names[i] in ROOFS), None)
+    if roof is not None and rng.random() < 0.6:
+        if roof == 0:
+            names[0], names[1] = names[1], names[0]
+        return "under"
+    relation = ("next to", "next to", "on", "above")[rng.integers(4)]
+    return "next to" if relation == "above" and names[0] in ROOFS else relation  # never said the other way round
+
+
+def _arrange(
+    rng: np.random.Generator,
+    placed: list[_Placed],
+    relation: str | None,
+    upper: int,
+    lower: int,
+    size: tuple[int, int],
+) -> None:
+    width, height = size
+    floor = int(height * rng.uniform(0.74, 0.97))
+    first = placed[0]
+    if relation is None:
+        first.left = int(rng.integers(0, max(1, width - first.sprite.width + 1)))
+        first.top = floor - first.sprite.height
+        right = first.box[2]
+    elif relation == "next to":
+        second = placed[1]
+        gap = int(rng.integers(0, 9 if width == SIDE else 30))
+        total = first.sprite.width + gap + second.sprite.width
+        first.left = int(rng.integers(0, max(1, width - total + 1)))
+        second.left = first.left + first.sprite.width + gap
+        first.top = floor - first.sprite.height
+        second.top = floor - second.sprite.height + int(rng.integers(-5, 6))
+        right = second.box[2]
+    else:
+        above, below = placed[upper], placed[lower]
+        below.left = int(rng.integers(0, max(1, width - below.sprite.width + 1)))
+        below.top = floor - below.sprite.height
+        middle = below.left + below.sprite.width / 2 + below.sprite.width * rng.uniform(-0.15, 0.15)
+        above.left = int(np.clip(middle - above.sprite.width / 2, 0, width - above.sprite.width))
+        rise = -int(above.sprite.height * rng.uniform(0.12, 0.25)) if relation == "on" else int(rng.integers(6, 14))
+        above.top = below.top - above.sprite.height - rise
+        right = max(above.box[2], below.box[2])
+    if first.jumping:
+        first.top -= int(rng.integers(14, 22))
+    if len(placed) > 2:
+        third = placed[2]
+        third.top = floor - third.sprite.height + int(rng.integers(-4, 5))
+        left = min(p.left for p in placed[:2])
+        if relation != "next to" and rng.random() < 0.5 and left > third.sprite.width:
+            third.left = int(rng.integers(0, left - third.sprite.width + 1))
+        else:
+            third.left = right + int(rng.integers(2, 8))
+
+
+def _draw(
+    rng: np.random.Generator,
+    relation: str | None,
+    placed: list[_Placed],
+    place: str,
+    size: tuple[int, int],
+    clutter: float,
+) -> Scene:
+    image = draw_place(place, size, rng)
+    truth = np.zeros((size[1], size[0]), np.uint8)
+    litter = int(rng.integers(1, 3)) if rng.random() < clutter else 0
+    litter = sum(_litter(rng, image, truth, [p.box for p in placed]) for _ in range(litter))
+    order = list(range(len(placed)))
+    if relation == "on":
+        order[:2] = [1, 0]  # who stands on something is in front of it
+    areas = []
+    for i in order:
+        one = placed[i]
+        if one.jumping:
+            _shadow(image, one)
+        image.paste(one.sprite, (one.left, one.top), one.sprite)
+        solid = np.asarray(one.sprite.getchannel("A")) > 100
+        window = truth[one.top : one.top + solid.shape[0], one.left : one.left + solid.shape[1]]
+        window[solid] = i + 1
+        areas.append((i, int(solid.sum())))
+    seen = {i: float((truth == i + 1).sum()) / max(1, area) for i, area in areas}
+    image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.9, 1.1))
+    things = tuple(Thing(p.name, p.box, seen[i], p.jumping) for i, p in enumerate(placed))
+    text = caption(relation, [Said(p.name, p.jumping) for p in placed], place)
+    return Scene(image, text, things, place, relation, truth, litter)
+
+
+def _sprite(rng: np.random.Generator, name: str, size: int, jumping: bool) -> Image.Image:
+    sprite = _sheet()[_NAMES.index(name)]
+    scale = size / max(sprite.size)
+    sprite = sprite.resize(
+        (max(8, round(sprite.width * scale)), max(8, round(sprite.height * scale))), Image.Resampling.BILINEAR
+    )
+    if rng.random() < 0.5:
+        sprite = sprite.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    angle = rng.uniform(-6, 6) + (rng.choice([-18, 18]) if jumping else 0)
+    return sprite.rotate(angle, Image.Resampling.BILINEAR, expand=True)
+
+
+def _shadow(image: Image.Image, one: _Placed) -> None:
+    """What tells a jump: a shadow on the ground, away from the feet, and lines of the movement."""
+    draw = ImageDraw.Draw(image, "RGBA")
+    left, _, right, bottom = one.box
+    draw.ellipse((left + 3, bottom + 8, right - 3, bottom + 15), fill=(0, 0, 0, 110))
+    for x in (left + (right - left) // 3, left + 2 * (right - left) // 3):
+        draw.line((x, bottom + 1, x, bottom + 6), fill=(255, 255, 255, 230), width=2)
+
+
+def _litter(
+    rng: np.random.Generator, image: Image.Image, truth: np.ndarray, taken: Sequence[tuple[int, int, int, int]]
+) -> bool:
+    """Draws one thing that no caption names, where there is room: a stranger, or a blurred or scrambled known thing."""
+    kind = int(rng.integers(3))
+    sheet = _sheet()
+    known = int(rng.integers(len(_NAMES)))
+    if _NAMES[known] in ("book", "blanket"):  # a plain red square stays one however it is mixed
+        kind = 0
+    sprite = sheet[rng.integers(len(_NAMES), len(sheet))] if kind == 0 else sheet[known]
+    size = int(rng.integers(20, 34))
+    sprite = sprite.resize(
+        (max(8, sprite.width * size // 64), max(8, sprite.height * size // 64)), Image.Resampling.BILINEAR
+    )
+    if kind == 1:
+        sprite = sprite.filter(ImageFilter.GaussianBlur(size / 5))
+    elif kind == 2:
+        sprite = _scrambled(rng, sprite)
+    for _ in range(8):
+        x, y = int(rng.integers(0, image.width - sprite.width)), int(rng.integers(0, image.height - sprite.height))
+        box = (x, y, x + sprite.width, y + sprite.height)
+        if not any(_overlap(box, other) for other in taken):
+            image.paste(sprite, (x, y), sprite)
+            window = truth[y : box[3], x : box[2]]
+            window[np.asarray(sprite.getchannel("A")) > 60] = 255
+            return True
+    return False
+
+
+def _scrambled(rng: np.random.Generator, sprite: Image.Image) -> Image.Image:
+    step = max(4, max(sprite.size) // 4)
+    pieces = [(x, y) for y in range(0, sprite.height - step + 1, step) for x in range(0, sprite.width - step + 1, step)]
+    mixed = Image.new("RGBA", sprite.size, (0, 0, 0, 0))
+    for (x, y), number in zip(pieces, rng.permutation(len(pieces)), strict=True):
+        sx, sy = pieces[number]
+        mixed.paste(sprite.crop((sx, sy, sx + step, sy + step)), (x, y))
+    return mixed
+
+
+def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
+    return a[0] < b[2] - 2 and b[0] < a[2] - 2 and a[1] < b[3] - 2 and b[1] < a[3] - 2
+
+
+@cache
+def _sheet() -> list[Image.Image]:
+    """All sprites, cut to what is drawn: the objects in their order, then the strangers."""
+    with Image.open(Path(__file__).parent / "data" / "sprites.png") as opened:
+        sheet = opened.convert("RGBA")
+    sprites = []
+    for y in range(0, sheet.height, _CELL):
+        for x in range(0, _COLUMNS * _CELL, _CELL):
+            cell = sheet.crop((x, y, x + _CELL, y + _CELL))
+            box = cell.getchannel("A").getbbox()
+            if box:
+                sprites.append(cell.crop(box))
+    return sprites
+
+
+__all__ = ["CLUTTER", "JUMPING", "PATCH", "SIDE", "Scene", "Thing", "draw_scene", "scenes"]
