@@ -22,11 +22,19 @@ from elude_steer import backends, probing
 from elude_steer.atlas import Atlas, References, weights_hash
 from elude_steer.clusters import cluster, resolve_backend
 from elude_steer.contributions import cluster_means, contributions, representatives
-from elude_steer.errors import EludeSteerWarning, SpecError, StorageError
+from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.images import ImageSet
 from elude_steer.recipe import AtlasSpec, ClustersSpec
 from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
-from elude_steer.storage import remove_leftovers, told_if_full, write_array, write_file
+from elude_steer.storage import (
+    read_array,
+    read_tensors,
+    remove_leftovers,
+    told_if_full,
+    write_array,
+    write_file,
+    write_tensors,
+)
 from elude_steer.towers import Tower
 from elude_steer.workers import Team
 
@@ -144,9 +152,9 @@ class Build:
 
         def work(unit: int) -> None:
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
-            numbers = _load_array(_block_path(rows, block, ".npy"))[unit - block.start]
+            numbers = read_array(_block_path(rows, block, ".npy"))[unit - block.start]
             tensors = _cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
-            _save(_unit_path(folder, unit), tensors)
+            write_tensors(_unit_path(folder, unit), tensors)
 
         self._each("clustering", range(len(self.weight)), lambda unit: _unit_path(folder, unit), work, "units")
         return folder, key
@@ -157,14 +165,14 @@ class Build:
         folder = self._folder("split", key)
 
         def work(block: range) -> None:
-            _save(_block_path(folder, block, ".safetensors"), self._divide(store, units, block))
+            write_tensors(_block_path(folder, block, ".safetensors"), self._divide(store, units, block))
 
         self._each("splitting", self._blocks(), lambda b: _block_path(folder, b, ".safetensors"), work, "blocks")
         return folder, key
 
     def _divide(self, store: probing.TokenStore, folder: Path, block: range) -> dict[str, torch.Tensor]:
         rule, weight, bias = self.spec.split, self.weight.cpu(), self.bias.cpu()
-        found = [_load(_unit_path(folder, unit)) for unit in block]
+        found = [read_tensors(_unit_path(folder, unit)) for unit in block]
         splits = [
             split_unit(
                 unit["representatives"],
@@ -205,7 +213,7 @@ class Build:
 
     def assembled(self, store: probing.TokenStore, folder: Path, model: Mapping[str, Any]) -> Atlas:
         """The atlas of all blocks."""
-        blocks = [_load(_block_path(folder, block, ".safetensors")) for block in self._blocks()]
+        blocks = [read_tensors(_block_path(folder, block, ".safetensors")) for block in self._blocks()]
         joined = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
         used = np.unique(
             np.concatenate([store.places["image"][joined[f"{k}.rows"]].ravel() for k in ("sub_units", "units")])
@@ -327,30 +335,6 @@ def key_of(*causes: Any) -> str:
 
 def _hash_tensor(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    from safetensors.torch import save
-
-    data = save(tensors)
-    write_file(path, lambda file: file.write(data))
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
-
-
-def _load_array(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 
 def _block_path(folder: Path, block: range, suffix: str) -> Path:

@@ -18,6 +18,7 @@ from elude_steer.errors import StorageError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
 
@@ -52,6 +53,35 @@ def write_array(path: Path, array: np.ndarray) -> None:
     data = io.BytesIO()  # straight to a file, NumPy says a full disk in words that cannot be told from other errors
     np.save(data, array)
     write_file(path, lambda file: file.write(data.getbuffer()))
+
+
+def read_array(path: Path) -> np.ndarray:
+    """An array of a `.npy` file, mapped into memory."""
+    import numpy as np
+
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a `.safetensors` file in the same way."""
+    from safetensors.torch import save
+
+    data = save(tensors)
+    write_file(path, lambda file: file.write(data))
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a `.safetensors` file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 
 @contextmanager

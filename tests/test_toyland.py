@@ -118,7 +118,8 @@ def test_scenes_are_written_whole(tmp_path):
     folder = write_scenes(tmp_path / "out", 4, 3)
     lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
     assert [line["caption"] for line in lines] == [scene.caption for scene in scenes(3, 4)]
-    assert Image.open(folder / lines[0]["file"]).size in {(96, 96), (192, 96), (96, 192)}
+    with Image.open(folder / lines[0]["file"]) as image:
+        assert image.size in {(96, 96), (192, 96), (96, 192)}
     with pytest.raises(StorageError, match="is not empty; give a new folder"):
         write_scenes(folder, 4, 3)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, Scene, draw_scene
+from elude_steer.toyland.learning import Course, learn
+from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, Scene
 from elude_steer.toyland.world import JUMPING, OBJECTS, PLACES
 
 PINPOINTS = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]]
@@ -159,31 +158,12 @@ def patch_classes(scene: Scene) -> torch.Tensor:
     return torch.from_numpy(shown.ravel())
 
 
-def batches(seed: int, start: int, count: int, size: int, wide: float) -> Iterator[tuple[int, list[Scene]]]:
-    """Numbered batches of new scenes; batch i of a seed is always the same. Drawn one ahead, in a thread."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def draw(number: int) -> list[Scene]:
-        return [draw_scene(np.random.default_rng([seed, number, i]), wide=wide) for i in range(size)]
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(draw, start)
-        for number in range(start, count):
-            ready = waiting.result()
-            waiting = pool.submit(draw, number + 1)
-            yield number, ready
-
-
 class Captioning:
     """Losses of the captioner, put together from its parts so that only what is learned from is computed."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.tokenizer = model, tokenizer()
         self.patch_head = nn.Linear(128, len(CLASSES))
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Everything that learns; the head on the patches is thrown away afterwards."""
-        return [*self.model.parameters(), *self.patch_head.parameters()]
 
     def seen(self, pixels: torch.Tensor) -> torch.Tensor:
         """What the language model reads of each patch, before the projector: `(tiles, patches, width)`."""
@@ -226,54 +206,27 @@ class Captioning:
         return inner.pack_image_features(features, sizes, image_newline=inner.image_newline)[0]
 
 
-def learning_rate(step: int, steps: int, peak: float, warm: int = 200) -> float:
-    """Up in a line, down in half a cosine."""
-    if step < warm:
-        return peak * (step + 1) / warm
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))))
-
-
-# name, batches, scenes a batch, peak learning rate, share of pictures of two tiles, seed of the scenes
 PHASES = {
-    "patches": (700, 64, 1.2e-3, 0.0, 1001),
-    "captions": (1500, 64, 1.2e-3, 0.0, 1002),
-    "tiles": (500, 48, 6e-4, 0.3, 1003),
+    "patches": Course(steps=700, size=64, peak=1.2e-3, wide=0.0, seed=1001),
+    "captions": Course(steps=1500, size=64, peak=1.2e-3, wide=0.0, seed=1002),
+    "tiles": Course(steps=500, size=48, peak=6e-4, wide=0.3, seed=1003),
 }
 
 
-def train_phase(name: str, task: Captioning, work: Path, log: Any, batches_wanted: int | None = None) -> list[float]:
-    """One phase of learning; goes on from the last checkpoint in `work`. Returns the mean loss of every 50 batches."""
-    steps, size, peak, wide, seed = PHASES[name]
-    steps = batches_wanted or steps
-    optimizer = torch.optim.AdamW(task.parameters(), lr=peak, weight_decay=0.02, betas=(0.9, 0.98))
-    checkpoint = work / f"captioner-{name}.pt"
-    start, losses = 0, []
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        task.model.load_state_dict(state["model"])
-        task.patch_head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        start, losses = state["step"], state["losses"]
+def train(work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, list[float]]]:
+    """The trained captioner and its losses: first what patches show, then captions of one tile, then of all tiles."""
+    task = Captioning(new_model(0))
     task.model.train()
-    recent, since = [], time.perf_counter()
-    for step, scenes in batches(seed, start, steps, size, wide):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, peak)
-        loss = phase_loss(name, task, scenes, PROMPTS[step % len(PROMPTS)])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(task.parameters(), 1.0)
-        optimizer.step()
-        recent.append(loss.item())
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            losses.append(sum(recent) / len(recent))
-            rate = len(recent) * size / (time.perf_counter() - since)
-            left = (steps - step - 1) * size / rate / 60
-            log(f"captioner, {name}: {step + 1}/{steps}, loss {losses[-1]:.3f}, {rate:.0f} scenes/s, {left:.0f} min")
-            recent, since = [], time.perf_counter()
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            _keep(checkpoint, task, optimizer, step + 1, losses)
-    return losses
+    networks = {"model": task.model, "head": task.patch_head}  # the head on the patches is thrown away afterwards
+    losses = {}
+    for phase, course in PHASES.items():
+
+        def loss_of(step: int, scenes: list[Scene], phase: str = phase) -> torch.Tensor:
+            return phase_loss(phase, task, scenes, PROMPTS[step % len(PROMPTS)])
+
+        label = f"captioner, {phase}"
+        losses[phase] = learn(label, networks, course, loss_of, work / f"captioner-{phase}.pt", log)
+    return task.model.eval(), losses
 
 
 def phase_loss(name: str, task: Captioning, scenes: Sequence[Scene], prompt: str) -> torch.Tensor:
@@ -291,16 +244,3 @@ def phase_loss(name: str, task: Captioning, scenes: Sequence[Scene], prompt: str
     if name == "patches":
         return patches
     return task.caption_loss(task.packed(seen, scenes, [1] * len(scenes)), scenes, prompt) + 0.3 * patches
-
-
-def _keep(path: Path, task: Captioning, optimizer: torch.optim.Optimizer, step: int, losses: list[float]) -> None:
-    from elude_steer.storage import write_file
-
-    state = {
-        "model": task.model.state_dict(),
-        "head": task.patch_head.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "step": step,
-        "losses": losses,
-    }
-    write_file(path, lambda file: torch.save(state, file))

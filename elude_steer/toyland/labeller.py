@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from elude_steer.errors import ModelError
-from elude_steer.toyland.captioner import base_tile, batches, learning_rate, words
+from elude_steer.toyland.captioner import base_tile, words
+from elude_steer.toyland.learning import Course, learn
 from elude_steer.toyland.scenes import PATCH, SIDE, Scene
 from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES
 
-STEPS, BATCH, PEAK, SEED = 500, 64, 8e-4, 2001
+COURSE = Course(steps=500, size=64, peak=8e-4, wide=0.15, seed=2001)
 LENGTH = 64  # tokens of a text, as SigLIP2 pads
 FRAMES = ("{}", "a {}", "a photo of a {}", "a picture of a {}")
 
@@ -104,57 +104,26 @@ def embed_images(model: Any, pixels: torch.Tensor) -> torch.Tensor:
     return F.normalize(model.vision_model(pixel_values=pixels).pooler_output, dim=-1)
 
 
-def train(work: Path, log: Any, steps: int = STEPS) -> tuple[Any, list[float]]:
+def train(tower: Mapping[str, torch.Tensor], work: Path, log: Callable[[str], None]) -> tuple[Any, list[float]]:
     """The trained labeller: every picture is told yes or no for every concept, as SigLIP's sigmoid loss does.
 
     Args:
-        work: where checkpoints are; the captioner's first phase, which taught its tower what patches show, is there.
+        tower: the weights of the captioner's vision tower, to start from.
+        work: where the checkpoint is.
         log: gets a line now and then.
-        steps: how many batches.
     """
     model, names = new_model(7), tokenizer()
-    taught = torch.load(work / "captioner-patches.pt", weights_only=True)["model"]
-    tower = {key.split("vision_tower.", 1)[1]: value for key, value in taught.items() if "vision_tower." in key}
     missing, unexpected = model.vision_model.load_state_dict(tower, strict=False)
     if unexpected or any(not key.startswith("head.") for key in missing):
         raise ModelError(f"the captioner's tower is not the labeller's: {unexpected or missing}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.02, betas=(0.9, 0.98))
-    checkpoint, start, losses = work / "labeller.pt", 0, []
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        start, losses = state["step"], state["losses"]
-    else:
-        with torch.no_grad():  # as SigLIP starts: sharp, and sure that most pairs do not fit
-            model.logit_scale.fill_(float(np.log(10)))
-            model.logit_bias.fill_(-4.0)
-    recent, since = [], time.perf_counter()
-    for step, scenes in batches(SEED, start, steps, BATCH, 0.15):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, PEAK)
-        loss = _loss(model, names, scenes, FRAMES[step % len(FRAMES)])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        recent.append(loss.item())
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            losses.append(sum(recent) / len(recent))
-            rate = len(recent) * BATCH / (time.perf_counter() - since)
-            left = (steps - step - 1) * BATCH / rate / 60
-            log(f"labeller: {step + 1}/{steps}, loss {losses[-1]:.3f}, {rate:.0f} scenes/s, {left:.0f} min left")
-            recent, since = [], time.perf_counter()
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            from elude_steer.storage import write_file
+    with torch.no_grad():  # as SigLIP starts: sharp, and sure that most pairs do not fit
+        model.logit_scale.fill_(float(np.log(10)))
+        model.logit_bias.fill_(-4.0)
 
-            state = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "step": step + 1,
-                "losses": losses,
-            }
-            write_file(checkpoint, lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
+    def loss_of(step: int, scenes: list[Scene]) -> torch.Tensor:
+        return _loss(model, names, scenes, FRAMES[step % len(FRAMES)])
+
+    losses = learn("labeller", {"model": model}, COURSE, loss_of, work / "labeller.pt", log)
     return model.eval(), losses
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,11 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 from elude_steer.errors import StorageError
 from elude_steer.toyland.backdrops import draw_place
-from elude_steer.toyland.world import JUMPERS, JUMPING, OBJECTS, PLACES, ROOFS, Said, caption
+from elude_steer.toyland.layout import NAMES, SIDE, Placed, draft, sheet
+from elude_steer.toyland.world import PLACES, Said, caption
 
-SIDE = 96  # a tile of the captioner
 PATCH = 12
 CLUTTER = "clutter"
-_CELL, _COLUMNS = 64, 12
-_NAMES = tuple(OBJECTS)
 
 
 @dataclass(frozen=True)
@@ -129,11 +127,11 @@ def draw_scene(
     place = place or list(PLACES)[rng.integers(len(PLACES))]
     if things is None:
         count = rng.choice(4, p=[0.05, 0.3, 0.4, 0.25])
-        things = [_NAMES[i] for i in rng.choice(len(_NAMES), count, replace=False)]
+        things = [NAMES[i] for i in rng.choice(len(NAMES), count, replace=False)]
     while True:  # some drafts do not fit into the picture
-        draft = _draft(rng, list(things), size, relation, jumping)
-        if draft is not None:
-            return _draw(rng, draft[0], draft[1], place, size, clutter)
+        drafted = draft(rng, list(things), size, relation, jumping)
+        if drafted is not None:
+            return _draw(rng, *drafted, place, size, clutter)
 
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
@@ -163,112 +161,10 @@ def write_scenes(folder: Path, count: int, seed: int) -> Path:
     return folder
 
 
-@dataclass
-class _Placed:
-    name: str
-    sprite: Image.Image
-    left: int
-    top: int
-    jumping: bool = False
-
-    @property
-    def box(self) -> tuple[int, int, int, int]:
-        return self.left, self.top, self.left + self.sprite.width, self.top + self.sprite.height
-
-
-def _draft(
-    rng: np.random.Generator, names: list[str], size: tuple[int, int], relation: str | None, jumping: bool | None
-) -> tuple[str | None, list[_Placed]] | None:
-    """Places the things so that the relation can be seen; None where they do not fit."""
-    width, height = size
-    relation = _relation(rng, names, relation)
-    upper, lower = (1, 0) if relation == "under" else (0, 1)
-    base = (
-        rng.uniform(34, 52)
-        if len(names) < 2
-        else rng.uniform(30, 42)
-        if len(names) < 3 or width > SIDE
-        else rng.uniform(26, 33)
-    )
-    sizes = [base * rng.uniform(0.88, 1.12) for _ in names]
-    if relation in ("on", "above", "under"):
-        sizes[upper] = max(22, sizes[upper] * rng.uniform(0.65, 0.85))
-    hop = jumping if jumping is not None else rng.random() < 0.25
-    hop = hop and relation in (None, "next to") and bool(names) and names[0] in JUMPERS
-    placed = []
-    for i, (name, side) in enumerate(zip(names, sizes, strict=True)):
-        jumps = hop and i == 0
-        placed.append(_Placed(name, _sprite(rng, name, int(side), jumps), 0, 0, jumps))
-    if placed:
-        _arrange(rng, placed, relation, upper, lower, size)
-    inside = all(b[0] >= 0 and b[1] >= 0 and b[2] <= width and b[3] <= height for b in (p.box for p in placed))
-    return (relation, placed) if inside else None
-
-
-def _relation(rng: np.random.Generator, names: list[str], wanted: str | None) -> str | None:
-    """How the first two relate; a roof is something to be under, and then it is named second."""
-    if len(names) < 2:
-        return None
-    if wanted is not None:
-        return wanted
-    roof = next((i for i in (0, 1) if names[i] in ROOFS), None)
-    if roof is not None and rng.random() < 0.6:
-        if roof == 0:
-            names[0], names[1] = names[1], names[0]
-        return "under"
-    relation = ("next to", "next to", "on", "above")[rng.integers(4)]
-    return "next to" if relation == "above" and names[0] in ROOFS else relation  # never said the other way round
-
-
-def _arrange(
-    rng: np.random.Generator,
-    placed: list[_Placed],
-    relation: str | None,
-    upper: int,
-    lower: int,
-    size: tuple[int, int],
-) -> None:
-    width, height = size
-    floor = int(height * rng.uniform(0.74, 0.97))
-    first = placed[0]
-    if relation is None:
-        first.left = int(rng.integers(0, max(1, width - first.sprite.width + 1)))
-        first.top = floor - first.sprite.height
-        right = first.box[2]
-    elif relation == "next to":
-        second = placed[1]
-        gap = int(rng.integers(0, 9 if width == SIDE else 30))
-        total = first.sprite.width + gap + second.sprite.width
-        first.left = int(rng.integers(0, max(1, width - total + 1)))
-        second.left = first.left + first.sprite.width + gap
-        first.top = floor - first.sprite.height
-        second.top = floor - second.sprite.height + int(rng.integers(-5, 6))
-        right = second.box[2]
-    else:
-        above, below = placed[upper], placed[lower]
-        below.left = int(rng.integers(0, max(1, width - below.sprite.width + 1)))
-        below.top = floor - below.sprite.height
-        middle = below.left + below.sprite.width / 2 + below.sprite.width * rng.uniform(-0.15, 0.15)
-        above.left = int(np.clip(middle - above.sprite.width / 2, 0, width - above.sprite.width))
-        rise = -int(above.sprite.height * rng.uniform(0.12, 0.25)) if relation == "on" else int(rng.integers(6, 14))
-        above.top = below.top - above.sprite.height - rise
-        right = max(above.box[2], below.box[2])
-    if first.jumping:
-        first.top -= int(rng.integers(14, 22))
-    if len(placed) > 2:
-        third = placed[2]
-        third.top = floor - third.sprite.height + int(rng.integers(-4, 5))
-        left = min(p.left for p in placed[:2])
-        if relation != "next to" and rng.random() < 0.5 and left > third.sprite.width:
-            third.left = int(rng.integers(0, left - third.sprite.width + 1))
-        else:
-            third.left = right + int(rng.integers(2, 8))
-
-
 def _draw(
     rng: np.random.Generator,
     relation: str | None,
-    placed: list[_Placed],
+    placed: list[Placed],
     place: str,
     size: tuple[int, int],
     clutter: float,
@@ -297,19 +193,7 @@ def _draw(
     return Scene(image, text, things, place, relation, truth, litter)
 
 
-def _sprite(rng: np.random.Generator, name: str, size: int, jumping: bool) -> Image.Image:
-    sprite = _sheet()[_NAMES.index(name)]
-    scale = size / max(sprite.size)
-    sprite = sprite.resize(
-        (max(8, round(sprite.width * scale)), max(8, round(sprite.height * scale))), Image.Resampling.BILINEAR
-    )
-    if rng.random() < 0.5:
-        sprite = sprite.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    angle = rng.uniform(-6, 6) + (rng.choice([-18, 18]) if jumping else 0)
-    return sprite.rotate(angle, Image.Resampling.BILINEAR, expand=True)
-
-
-def _shadow(image: Image.Image, one: _Placed) -> None:
+def _shadow(image: Image.Image, one: Placed) -> None:
     """What tells a jump: a shadow on the ground, away from the feet, and lines of the movement."""
     draw = ImageDraw.Draw(image, "RGBA")
     left, _, right, bottom = one.box
@@ -323,11 +207,11 @@ def _litter(
 ) -> bool:
     """Draws one thing that no caption names, where there is room: a stranger, or a blurred or scrambled known thing."""
     kind = int(rng.integers(3))
-    sheet = _sheet()
-    known = int(rng.integers(len(_NAMES)))
-    if _NAMES[known] in ("book", "blanket"):  # a plain red square stays one however it is mixed
+    sprites = sheet()
+    known = int(rng.integers(len(NAMES)))
+    if NAMES[known] in ("book", "blanket"):  # a plain red square stays one however it is mixed
         kind = 0
-    sprite = sheet[rng.integers(len(_NAMES), len(sheet))] if kind == 0 else sheet[known]
+    sprite = sprites[rng.integers(len(NAMES), len(sprites))] if kind == 0 else sprites[known]
     size = int(rng.integers(20, 34))
     sprite = sprite.resize(
         (max(8, sprite.width * size // 64), max(8, sprite.height * size // 64)), Image.Resampling.BILINEAR
@@ -359,21 +243,3 @@ def _scrambled(rng: np.random.Generator, sprite: Image.Image) -> Image.Image:
 
 def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
     return a[0] < b[2] - 2 and b[0] < a[2] - 2 and a[1] < b[3] - 2 and b[1] < a[3] - 2
-
-
-@cache
-def _sheet() -> list[Image.Image]:
-    """All sprites, cut to what is drawn: the objects in their order, then the strangers."""
-    with Image.open(Path(__file__).parent / "data" / "sprites.png") as opened:
-        sheet = opened.convert("RGBA")
-    sprites = []
-    for y in range(0, sheet.height, _CELL):
-        for x in range(0, _COLUMNS * _CELL, _CELL):
-            cell = sheet.crop((x, y, x + _CELL, y + _CELL))
-            box = cell.getchannel("A").getbbox()
-            if box:
-                sprites.append(cell.crop(box))
-    return sprites
-
-
-__all__ = ["CLUTTER", "JUMPING", "PATCH", "SIDE", "Scene", "Thing", "draw_scene", "scenes"]

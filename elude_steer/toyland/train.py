@@ -28,17 +28,17 @@ EXAM = 90_001  # a seed that nothing is trained on
 
 def make_captioner(out: Path, work: Path) -> dict[str, Any]:
     """Trains, saves and examines the captioner."""
-    task = captioner.Captioning(captioner.new_model(0))
-    losses = {phase: captioner.train_phase(phase, task, work, log) for phase in captioner.PHASES}
-    captioner.save(task.model.eval(), out / "captioner")
+    model, losses = captioner.train(work, log)
+    captioner.save(model, out / "captioner")
     vlm = Vlm.load(str(out / "captioner"))
     shown = held_out(EXAM, 1000)
     return {"losses": losses, "exam": as_dict(examine_captions(caption_all(vlm, shown), shown))}
 
 
 def make_labeller(out: Path, work: Path) -> dict[str, Any]:
-    """Trains, saves and examines the labeller."""
-    model, losses = labeller.train(work, log)
+    """Trains, saves and examines the labeller, which starts with the captioner's eyes."""
+    tower = Vlm.load(str(out / "captioner")).model.model.vision_tower
+    model, losses = labeller.train(tower.state_dict(), work, log)
     labeller.save(model, out / "labeller")
     names = labeller.tokenizer()
 
