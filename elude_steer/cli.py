@@ -123,28 +123,24 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
 
 @cli.command()
 @click.argument("image")
-@click.option("--model", help="Hub id or folder [default: toyland's captioner].")
+@click.option("--model", required=True, help="Hub id or folder.")
 @click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or auto.")
-def caption(
-    image: str, model: str | None, prompt: str | None, max_new_tokens: int, device: str | None, dtype: str
-) -> None:
+def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, device: str | None, dtype: str) -> None:
     """Caption IMAGE (a path, or - for standard input) greedily.
 
     \b
-    elude-steer caption photo.jpg
     elude-steer caption photo.jpg --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --device cuda
     """  # noqa: D301
     from elude_steer.images import open_image
 
     picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
-    from elude_steer import toyland
     from elude_steer.vlm import PROMPT, Vlm
 
     _hide_loading_bars()
-    vlm = Vlm.load(model or str(toyland.CAPTIONER), device=device, dtype=dtype)
+    vlm = Vlm.load(model, device=device, dtype=dtype)
     click.echo(vlm.caption([picture], prompt or PROMPT, max_new_tokens)[0])
 
 

@@ -166,3 +166,47 @@ def test_an_unexpected_error_is_one_line_too(run, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         run("recipes", "list")
+
+
+def test_caption_of_a_picture_by_any_model(run, tiny_llava, pictures, tmp_path):
+    image = next(pictures.glob("*.png"))
+    code, out, _ = run("caption", image, "--model", tiny_llava, "--max-new-tokens", "4")
+    assert code == 0
+    assert 1 <= len(out.split()) <= 4
+    (tmp_path / "text.png").write_text("no picture")
+    for source, text in (
+        (tmp_path / "text.png", "cannot be read as an image: no image in a format that Pillow knows"),
+        (tmp_path / "none.png", "cannot be read: No such file or directory; check the path"),
+    ):
+        code, _, err = run("caption", source, "--model", tiny_llava)
+        assert code == 1
+        assert text in one_line(err)
+
+
+def test_an_atlas_is_checked_against_its_model_and_another(run, spec_file, pictures, tmp_path):
+    from tests.tiny import save_llava
+
+    run("build", spec_file, "--images", pictures, "--out", tmp_path / "a")
+    code, out, _ = run("atlases", "check", tmp_path / "a")
+    assert code == 0
+    assert "whole, and made for" in out
+    other = save_llava(tmp_path / "other", seed=1)
+    code, _, err = run("atlases", "check", tmp_path / "a", "--model", other)
+    assert code == 1
+    assert "was built for other weights of this layer" in one_line(err)
+
+
+def test_one_damaged_atlas_does_not_hide_the_others(run, tmp_path):
+    make_atlas().save(tmp_path / "home" / "atlases" / "good")
+    bad = make_atlas().save(tmp_path / "home" / "atlases" / "bad")
+    (bad / "manifest.json").write_text("{}")
+    code, out, err = run("atlases", "list")
+    assert code == 0
+    assert out.split()[0] == "good"
+    assert "bad' is damaged" in err
+
+
+def test_devices_that_are_not_there(run, spec_file, pictures):
+    code, _, err = run("build", spec_file, "--images", pictures, "--device", "zzz")
+    assert code == 1
+    assert "device 'zzz' cannot be used here" in one_line(err)

@@ -212,10 +212,14 @@ def test_the_command_line_draws_and_captions(tmp_path, monkeypatch, capsys):
     )
     main()
     assert capsys.readouterr().out.strip() == str(tmp_path / "s")
-    monkeypatch.setattr(sys, "argv", ["elude-steer", "caption", str(tmp_path / "s" / "scene-0000.png")])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["elude-steer", "caption", str(tmp_path / "s" / "scene-0000.png"), "--model", str(toyland.CAPTIONER)],
+    )
     main()
     assert parse(capsys.readouterr().out.strip()).well_formed
-    monkeypatch.setattr(sys, "argv", ["elude-steer", "caption", str(tmp_path / "nothing.png")])
+    monkeypatch.setattr(sys, "argv", ["elude-steer", "caption", str(tmp_path / "nothing.png"), "--model", "x"])
     with pytest.raises(SystemExit):
         main()
     assert "nothing.png' cannot be read: No such file or directory; check the path." in capsys.readouterr().err

@@ -106,7 +106,7 @@ def _arrange(
         below.top = floor - below.sprite.height
         middle = below.left + below.sprite.width / 2 + below.sprite.width * rng.uniform(-0.15, 0.15)
         above.left = int(np.clip(middle - above.sprite.width / 2, 0, width - above.sprite.width))
-        rise = -int(above.sprite.height * rng.uniform(0.12, 0.25)) if relation == "on" else int(rng.integers(6, 14))
+        rise = -int(above.sprite.height * rng.uniform(0.15, 0.3)) if relation == "on" else int(rng.integers(10, 20))
         above.top = below.top - above.sprite.height - rise
         right = max(above.box[2], below.box[2])
     if first.jumping:
