@@ -43,22 +43,24 @@ def words() -> list[str]:
     return [*SPECIAL, *sorted(said)]
 
 
-def tokenizer() -> Any:
-    """Whole words, lower case."""
+def word_tokenizer(known: Sequence[str], **options: Any) -> Any:
+    """A tokenizer of whole words in lower case."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, unk_token="<unk>"))
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
     inner.normalizer = normalizers.Lowercase()
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<image>", "<video>"],
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>", **options
+    )
+
+
+def tokenizer() -> Any:
+    """The captioner's words, and the marks of a conversation."""
+    marks = ["<image>", "<video>"]
+    return word_tokenizer(
+        words(), bos_token="<|im_start|>", additional_special_tokens=marks, clean_up_tokenization_spaces=False
     )
 
 

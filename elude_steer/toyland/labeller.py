@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from elude_steer.errors import ModelError
-from elude_steer.toyland.captioner import base_tile, words
+from elude_steer.toyland.captioner import base_tile, word_tokenizer, words
 from elude_steer.toyland.learning import Course, learn
 from elude_steer.toyland.scenes import PATCH, SIDE, Scene
 from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES
@@ -23,27 +23,12 @@ FRAMES = ("{}", "a {}", "a photo of a {}", "a picture of a {}")
 
 def vocabulary() -> list[str]:
     """What the text tower can read."""
-    return [*words(), "photo", "clean", "wall", "graffiti"]
+    return list(dict.fromkeys([*words(), "photo", "clean", "wall", "graffiti"]))
 
 
 def tokenizer() -> Any:
-    """Whole words, lower case, ended by the mark whose place the text is summed up in."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    known = {word: i for i, word in enumerate(dict.fromkeys(vocabulary()))}
-    inner = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
-    inner.normalizer = normalizers.Lowercase()
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        eos_token="<|im_end|>",
-        model_max_length=LENGTH,
-        padding_side="right",
-        model_input_names=["input_ids"],
-    )
+    """Texts of a fixed length, as SigLIP2 wants them."""
+    return word_tokenizer(vocabulary(), model_max_length=LENGTH, padding_side="right", model_input_names=["input_ids"])
 
 
 def new_model(seed: int) -> Any:
@@ -51,7 +36,7 @@ def new_model(seed: int) -> Any:
     from transformers import SiglipConfig, SiglipModel, SiglipTextConfig, SiglipVisionConfig
 
     text = SiglipTextConfig(
-        vocab_size=len(dict.fromkeys(vocabulary())),
+        vocab_size=len(vocabulary()),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=1,
