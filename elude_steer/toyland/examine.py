@@ -87,7 +87,7 @@ def examine_labels(score: Callable[[Sequence[Any], Sequence[str]], torch.Tensor]
     for number, name in enumerate(OBJECTS):
         rng = np.random.default_rng([seed, number])
         shown = [draw_scene(rng, wide=0, clutter=0, things=[name], jumping=False) for _ in range(each)]
-        best = score([scene.image for scene in shown], CONCEPTS)
+        best = score([scene.image for scene in shown], CONCEPTS).clone()
         for scene, row in zip(shown, best, strict=True):
             row[CONCEPTS.index(scene.background)] = -torch.inf  # the place is true as well
             right.append(CONCEPTS[int(row.argmax())] == name)
