@@ -132,7 +132,7 @@ class Build:
         k = self.spec.clusters.top_k
         if k > len(store) and self.crew.rank == 0:
             warn(f"clusters.top_k is {k}, but only {len(store)} instances are stored: all of them are used.")
-        key = key_of("rows", key, weights_hash(self.tower.layer), _hash_tensor(self.weight), min(k, len(store)))
+        key = key_of("rows", key, min(k, len(store)))  # the layer's weights are part of the tower's fingerprint
         folder = self._folder("rows", key)
 
         def work(block: range) -> None:
@@ -331,10 +331,6 @@ def key_of(*causes: Any) -> str:
     """A short hash of everything a stage depends on."""
     text = json.dumps(causes, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _hash_tensor(tensor: torch.Tensor) -> str:
-    return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def _block_path(folder: Path, block: range, suffix: str) -> Path:

@@ -64,25 +64,26 @@ def tokenizer() -> Any:
     )
 
 
-def new_model(seed: int) -> Any:
-    """The untrained captioner."""
-    from transformers import (
-        LlavaOnevisionConfig,
-        LlavaOnevisionForConditionalGeneration,
-        Qwen2Config,
-        SiglipVisionConfig,
-    )
+def vision_config(*, head: bool) -> Any:
+    """The eyes of captioner and labeller; the head sums a picture up in one vector, which only the labeller needs."""
+    from transformers import SiglipVisionConfig
 
-    ids = {word: i for i, word in enumerate(SPECIAL)}
-    vision = SiglipVisionConfig(
+    return SiglipVisionConfig(
         hidden_size=128,
         intermediate_size=512,
         num_hidden_layers=6,
         num_attention_heads=4,
         image_size=SIDE,
         patch_size=PATCH,
-        vision_use_head=False,
+        vision_use_head=head,
     )
+
+
+def new_model(seed: int) -> Any:
+    """The untrained captioner."""
+    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration, Qwen2Config
+
+    ids = {word: i for i, word in enumerate(SPECIAL)}
     text = Qwen2Config(
         vocab_size=len(words()),
         hidden_size=128,
@@ -96,7 +97,7 @@ def new_model(seed: int) -> Any:
         pad_token_id=ids["<pad>"],
     )
     config = LlavaOnevisionConfig(
-        vision_config=vision,
+        vision_config=vision_config(head=False),
         text_config=text,
         image_grid_pinpoints=PINPOINTS,
         image_token_id=ids["<image>"],

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from elude_steer.errors import ModelError
-from elude_steer.toyland.captioner import base_tile, word_tokenizer, words
+from elude_steer.toyland.captioner import base_tile, vision_config, word_tokenizer, words
 from elude_steer.toyland.learning import Course, learn
-from elude_steer.toyland.scenes import PATCH, SIDE, Scene
+from elude_steer.toyland.scenes import SIDE, Scene
 from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES
 
 COURSE = Course(steps=500, size=64, peak=8e-4, wide=0.15, seed=2001)
@@ -33,7 +33,7 @@ def tokenizer() -> Any:
 
 def new_model(seed: int) -> Any:
     """The untrained labeller."""
-    from transformers import SiglipConfig, SiglipModel, SiglipTextConfig, SiglipVisionConfig
+    from transformers import SiglipConfig, SiglipModel, SiglipTextConfig
 
     text = SiglipTextConfig(
         vocab_size=len(vocabulary()),
@@ -47,16 +47,8 @@ def new_model(seed: int) -> Any:
         bos_token_id=2,
         eos_token_id=3,
     )
-    vision = SiglipVisionConfig(  # the captioner's tower, so that it can start where that was after its first phase
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        image_size=SIDE,
-        patch_size=PATCH,
-    )
     torch.manual_seed(seed)
-    return SiglipModel(SiglipConfig(text_config=text.to_dict(), vision_config=vision.to_dict()))
+    return SiglipModel(SiglipConfig(text_config=text.to_dict(), vision_config=vision_config(head=True).to_dict()))
 
 
 def save(model: Any, folder: Path) -> None:
