@@ -9,6 +9,10 @@ __version__ = "0.1.0"
 
 # name -> module; loaded on first use, so that importing the package (and `elude-steer --help`) imports no torch
 _PUBLIC = {
+    "steer": "steering",
+    "Steerer": "steering",
+    "SteeredCaption": "results",
+    "Plan": "plans",
     "build": "pipeline",
     "disentangle": "pipeline",
     "Atlas": "atlas",
@@ -17,6 +21,8 @@ _PUBLIC = {
     "ClustersSpec": "recipe",
     "SplitSpec": "recipe",
     "ReferencesSpec": "recipe",
+    "LabelsSpec": "recipe",
+    "MatcherSpec": "recipe",
     "SplitLinear": "splitting",
     "SplitConv1x1": "splitting",
     "Vlm": "vlm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from elude_steer.concepts import Matcher, load_matcher
 from elude_steer.errors import AtlasError
+from elude_steer.labels import Labels, Match
 from elude_steer.manifest import check_files, check_target, find_atlas, read_manifest, write_manifest
 from elude_steer.splitting import layer_parameters, share_out
 from elude_steer.storage import new_folder, write_file
@@ -60,6 +62,8 @@ class Atlas:
         image_ids: the names of the images that references point to.
         about: everything the manifest says.
         folder: where it was loaded from.
+        labels: what the sub-units are called; None before they are named.
+        downloaded: whether it came from the Hub, where anybody may have written its spec.
     """
 
     packed: torch.Tensor
@@ -71,6 +75,8 @@ class Atlas:
     image_ids: tuple[str, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    labels: Labels | None = None
+    downloaded: bool = False
 
     @property
     def name(self) -> str:
@@ -93,6 +99,14 @@ class Atlas:
     def __repr__(self) -> str:
         layer = self.about.get("layer", "?")
         return f"Atlas({self.name!r}: {len(self)} sub-units of {self.d_out} units, layer {layer!r})"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the layer's weights and of who owns what: atlases with the same number their sub-units alike."""
+        digest = hashlib.sha256(str(self.about.get("weights", "")).encode())
+        digest.update(self.packed.numpy().tobytes())
+        digest.update(self.units.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     @cached_property
     def dead(self) -> torch.Tensor:
@@ -136,6 +150,45 @@ class Atlas:
         of = self.units[wanted].to(weight.device)
         return share_out(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
 
+    def named(self) -> Labels:
+        """The labels; raises where sub-units have no names."""
+        if self.labels is None:
+            raise AtlasError(
+                f"the sub-units of atlas '{self.name}' have no names; build it again with a scorer: "
+                "`elude-steer build … --set labels.scorer=google/siglip2-so400m-patch14-384`."
+            )
+        return self.labels
+
+    def matcher(self, *, trust_remote_code: bool | None = None) -> Matcher:
+        """The model that finds this atlas's sub-units by word, as its spec has it."""
+        spec = dict(self.about.get("spec", {}).get("matcher", {}))
+        if not spec:
+            raise AtlasError(f"atlas '{self.name}' names no matcher; build it again with a matcher section.")
+        spec["trust_remote_code"] = self.trusts(spec["trust_remote_code"], trust_remote_code)
+        return load_matcher(spec.pop("id"), **spec)
+
+    def trusts(self, written: bool, asked: bool | None) -> bool:
+        """Whether foreign code may run: as asked; else as the spec says, but not that of an atlas from the Hub."""
+        return asked if asked is not None else written and not self.downloaded
+
+    def search(
+        self, word: str, *, limit: int = 20, by: str = "label", trust_remote_code: bool | None = None
+    ) -> list[Match]:
+        """The sub-units that match a word, best first.
+
+        Args:
+            word: anything; what it means is compared with the labels, not how it is spelt.
+            limit: how many.
+            by: `label`, the closeness of each sub-unit's label, or `score`, how well the closest words fit it.
+            trust_remote_code: whether code that comes with the matcher may run; None as the atlas's spec has it.
+
+        Example:
+            >>> atlas.search("puppy", limit=3)
+        """
+        labels = self.named()
+        matcher = self.matcher(trust_remote_code=trust_remote_code)
+        return labels.search(matcher, word, self.units.numpy(), limit=limit, by=by)
+
     def check(self, layer: nn.Module) -> None:
         """Raises unless `layer` carries the weights this atlas was built for."""
         loaded, built = weights_hash(layer), self.about["weights"]
@@ -147,8 +200,8 @@ class Atlas:
                 + (f", revision {revision}." if revision else ".")
             )
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes the atlas as a folder, whole or not at all."""
+    def save(self, folder: str | Path, thumbnails: Mapping[str, bytes] | None = None) -> Path:
+        """Writes the atlas as a folder, whole or not at all; `thumbnails` are picture files by name."""
         from safetensors.torch import save
 
         folder = check_target(Path(folder))
@@ -162,6 +215,10 @@ class Atlas:
             write_file(new / _MEMBERSHIPS, lambda file: file.write(save(tensors)))
             write_file(new / _REFERENCES, lambda file: file.write(save(references)))
             write_file(new / _IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
+            if self.labels is not None:
+                self.labels.save(new)
+            for name, picture in (thumbnails or {}).items():
+                write_file(new / "thumbnails" / name, lambda file, picture=picture: file.write(picture))  # type: ignore[misc]
             write_file(new / _CARD, lambda file: file.write(self.card().encode()))
             about = {k: v for k, v in self.about.items() if k not in ("format", "files", "checksum")}
             write_manifest(new, about)
@@ -176,11 +233,12 @@ class Atlas:
             >>> len(atlas), atlas.about["layer"]
         """
         folder = find_atlas(name)
+        downloaded = folder is None
         if folder is None:
             folder = _download(str(name), revision)
         about = read_manifest(folder)
         check_files(folder, about)
-        return cls._read(folder, about)
+        return replace(cls._read(folder, about), downloaded=downloaded)
 
     from_pretrained = load
 
@@ -205,6 +263,7 @@ class Atlas:
             tuple(images),
             about,
             folder,
+            Labels.load(folder),
         )
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
@@ -230,6 +289,7 @@ class Atlas:
             "input dimensions": self.d_in,
             "instances": f"{about.get('instances')} from {about.get('images')} images",
             "clustering": about.get("backend"),
+            "labels": self._labelled(),
             "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
         }
         table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
@@ -241,6 +301,12 @@ class Atlas:
             f'atlas = es.Atlas.load("{self.name}")  # this folder or its Hub id\n```\n\n'
             "The whole recipe stands in `manifest.json` under `spec`.\n"
         )
+
+    def _labelled(self) -> str:
+        if self.labels is None:
+            return "none"
+        about = self.labels.about
+        return f"{len(self.labels.counts)} of {len(self.labels.vocabulary)} words, by {about.get('scorer')}"
 
 
 def weights_hash(layer: nn.Module) -> str:

@@ -37,7 +37,7 @@ def require(package: str, wanted_for: str, otherwise: str = "") -> ModuleType:
     """
     try:
         return importlib.import_module(package)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises the latter
         line = f"{wanted_for} needs the package '{package}', which "
         # A package that is there and fails to import has a cause of its own (a torchvision that does not fit torch).
         line += f"does not import here ({error})" if is_installed(package) else "is not installed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from elude_steer import __version__
+from elude_steer import __version__, commands
 from elude_steer.errors import EludeSteerError, EludeSteerWarning
 
 
@@ -49,7 +49,7 @@ def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
     from elude_steer.pipeline import build
 
     if options["quiet"] or not sys.stderr.isatty():
-        _hide_loading_bars()
+        commands.hide_loading_bars()
     atlas = build(spec, settings=settings, **options)
     if int(os.environ.get("RANK", "0")) == 0:
         click.echo(atlas.folder)
@@ -113,7 +113,7 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
     from elude_steer.pipeline import load_tower
     from elude_steer.recipe import ModelSpec
 
-    _hide_loading_bars()
+    commands.hide_loading_bars()
     atlas = Atlas.load(name)
     spec = ModelSpec(**atlas.about["spec"]["model"])
     tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
@@ -123,7 +123,7 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
 
 @cli.command()
 @click.argument("image")
-@click.option("--model", required=True, help="Hub id or folder.")
+@click.option("--model", default="toyland/captioner", show_default=True, help="Hub id or folder.")
 @click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
@@ -132,6 +132,7 @@ def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, dev
     """Caption IMAGE (a path, or - for standard input) greedily.
 
     \b
+    elude-steer caption scenes/scene-0000.png
     elude-steer caption photo.jpg --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --device cuda
     """  # noqa: D301
     from elude_steer.images import open_image
@@ -139,9 +140,49 @@ def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, dev
     picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
     from elude_steer.vlm import PROMPT, Vlm
 
-    _hide_loading_bars()
+    commands.hide_loading_bars()
     vlm = Vlm.load(model, device=device, dtype=dtype)
     click.echo(vlm.caption([picture], prompt or PROMPT, max_new_tokens)[0])
+
+
+@cli.command()
+@click.argument("atlas")
+@click.option("--like", metavar="WORD", help="The sub-units that match a word, best first.")
+@click.option("--by", type=click.Choice(["label", "score"]), default="label", show_default=True, help="How they rank.")
+@click.option("--group", is_flag=True, help="Sub-units of different units that say the same, together.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many lines.")
+@click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def concepts(
+    atlas: str, like: str | None, by: str, group: bool, limit: int, trust_remote_code: bool | None, as_json: bool
+) -> None:
+    """List what the sub-units of ATLAS are called, or those that match a word.
+
+    \b
+    elude-steer concepts toyland
+    elude-steer concepts toyland --like puppy --limit 5
+    """  # noqa: D301
+    from elude_steer.atlas import Atlas
+
+    loaded = Atlas.load(atlas)
+    labels = loaded.named()
+    if like is not None:
+        found = loaded.search(like, limit=limit, by=by, trust_remote_code=trust_remote_code)
+        rows = [match._asdict() for match in found]
+        for row in rows:
+            row |= {"similarity": round(row["similarity"], 4), "score": round(row["score"], 4)}
+        _show(rows, ("sub_unit", "unit", "part", "label", "via", "similarity", "score"), as_json, head=True)
+    elif group:
+        _show(labels.grouped()[:limit], ("sub_units", "label", "members"), as_json, head=True)
+    else:
+        rows = [{"label": label, "sub_units": count} for label, count in labels.counts.items()]
+        _show(rows[:limit], ("label", "sub_units"), as_json, head=True)
+        if len(rows) > limit and not as_json:
+            click.echo(f"elude-steer: note: {len(rows) - limit} more labels; --limit {len(rows)} shows all.", err=True)
+
+
+for command in (commands.steer, commands.run, commands.sweep, commands.export):
+    cli.add_command(command)
 
 
 @cli.group("toyland")
@@ -207,12 +248,12 @@ def copy_recipe(name: str, target: str) -> None:
 def check_recipes(files: tuple[str, ...]) -> None:
     """Say whether each of FILES (or names of shipped recipes) is right, and all that is wrong with it."""
     from elude_steer.errors import SpecError
-    from elude_steer.recipe import load_spec
+    from elude_steer.recipe import check_recipe
 
     problems: list[str] = []
     for name in files:
         try:
-            load_spec(name)
+            check_recipe(name)
             click.echo(f"{name}: right")
         except SpecError as error:
             problems += error.problems
@@ -279,22 +320,18 @@ def _fail(message: str, code: int = 1) -> None:
     sys.exit(code)
 
 
-def _hide_loading_bars() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
     keys = ("layer", "units", "sub_units")
     return {"model": manifest["model"]["id"], **{key: manifest[key] for key in keys}}
 
 
-def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool, head: bool = False) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     cells = [[str(row[column]) for column in columns] for row in rows]
+    if head and cells:
+        cells.insert(0, [column.replace("_", "-") for column in columns])
     widths = [max((len(line[i]) for line in cells), default=0) for i in range(len(columns))]
     for line in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

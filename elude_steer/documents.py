@@ -152,7 +152,8 @@ class _Reader:
             if is_dataclass(kind):
                 self.missing(fields(kind), get_type_hints(kind), inner, line)
             else:
-                wanted = _wanted(_alternatives(kind), item.metadata.get("min"))
+                several = get_origin(kind) is tuple
+                wanted = "a list" if several else _wanted(_alternatives(kind), item.metadata.get("min"))
                 self.note(line, inner, f"missing, and has no default: give it {wanted}.")
 
     def value(self, kind: Any, node: yaml.Node, path: str, line: int, minimum: float | None, base: Any) -> Any:

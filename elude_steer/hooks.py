@@ -48,10 +48,11 @@ def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
     """
     seen, owner = Record(), threading.get_ident()
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Another thread may call it while it is half registered, and then without kwargs.
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if threading.get_ident() != owner:
             return
-        seen.inputs.append(_first(args, kwargs).detach())
+        seen.inputs.append(_first(args, kwargs or {}).detach())
         if stop:
             raise _StopForward(seen)
 
@@ -72,13 +73,71 @@ def rewrite(layer: nn.Module, change: Callable[[torch.Tensor, torch.Tensor], tor
     """Lets `change(input, output)` return what `layer` gives instead of its output; None leaves it as it is."""
     owner = threading.get_ident()
 
-    def hook(
-        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
-    ) -> torch.Tensor | None:
-        return change(_first(args, kwargs), output) if threading.get_ident() == owner else None
+    def hook(_module: nn.Module, args: tuple[Any, ...], *rest: Any) -> torch.Tensor | None:
+        if threading.get_ident() != owner:  # half registered, another thread calls it without kwargs
+            return None
+        kwargs, output = rest
+        return change(_first(args, kwargs), output)
 
     with _registered(lambda: layer.register_forward_hook(hook, with_kwargs=True)):
         yield
+
+
+@contextmanager
+def watched(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Shows `see` the keyword arguments of every call of a module in this thread."""
+    owner = threading.get_ident()
+
+    def hook(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if threading.get_ident() == owner:
+            see(kwargs or {})
+
+    with _registered(lambda: module.register_forward_pre_hook(hook, with_kwargs=True)):
+        yield
+
+
+@contextmanager
+def replaced(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
+    """Lets `compute(original, *args, **kwargs)` stand for a module's forward, or for another of its methods.
+
+    Unlike `rewrite` it decides whether the module computes at all. Only in this thread, and undone at the end; what
+    others have put in the place of the method (accelerate does) stays below it.
+    """
+    owner = threading.get_ident()
+    with _STANDING:
+        stand_in = vars(module).get(method)
+        if not isinstance(stand_in, _StandIn):
+            stand_in = _StandIn(getattr(module, method), stand_in)
+            setattr(module, method, stand_in)
+        stand_in.of_thread.setdefault(owner, []).append(compute)
+    try:
+        yield
+    finally:
+        with _STANDING:
+            stand_in.of_thread[owner].remove(compute)
+            if not stand_in.of_thread[owner]:
+                del stand_in.of_thread[owner]
+            # What others have put on top of ours in the meantime is theirs to take away.
+            on_top = vars(module).get(method) is stand_in
+            if on_top and not stand_in.of_thread and stand_in.before is None:
+                delattr(module, method)
+            elif on_top and not stand_in.of_thread:
+                setattr(module, method, stand_in.before)
+
+
+_STANDING = threading.Lock()
+
+
+class _StandIn:
+    """In the place of a module's method as long as any thread wants something else there."""
+
+    def __init__(self, original: Callable[..., Any], before: Any) -> None:
+        self.original, self.before = original, before
+        self.of_thread: dict[int, list[Callable[..., Any]]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        wanted = self.of_thread.get(threading.get_ident())
+        return wanted[-1](self.original, *args, **kwargs) if wanted else self.original(*args, **kwargs)
 
 
 @contextmanager

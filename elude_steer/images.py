@@ -50,13 +50,16 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
     Args:
         source: a folder (searched to its depths), a text file with a path a line, a list of paths, `hf:` and a
-            dataset's id, or a sequence or iterable of PIL images or tensors; of tuples the first part is taken.
+            dataset's id, `toyland:` and a seed (scenes drawn on the spot), or a sequence or iterable of PIL images or
+            tensors; of tuples the first part is taken.
         split: of a Hugging Face dataset.
         column: of a Hugging Face dataset.
         limit: only the first so many.
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _dataset(source.removeprefix("hf:"), split, column, limit)
+    if isinstance(source, str) and source.startswith("toyland:"):
+        return _scenes(source.removeprefix("toyland:"), limit)
     if hasattr(source, "batch_size") and hasattr(source, "dataset"):
         raise ImageError("a DataLoader gives batches; give its pictures one by one: images=loader.dataset.")
     if isinstance(source, str | os.PathLike):
@@ -105,7 +108,7 @@ def _decoded(data: bytes) -> Any:
     except UnidentifiedImageError as error:
         raise ImageError("no image in a format that Pillow knows") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(str(error)) from error
+        raise ImageError(f"it has more than {MOST_PIXELS:,} pixels") from error
 
 
 def _eight_bit(image: Any) -> Any:
@@ -226,6 +229,22 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
         except Exception as error:  # noqa: BLE001 - left out and named when collecting
             digest.update(str(error).encode())
     return ImageSet("the given images", items, length, digest.hexdigest())
+
+
+def _scenes(seed: str, limit: int | None) -> ImageSet:
+    from elude_steer.toyland.scenes import scenes
+
+    if not seed.isdecimal():
+        raise ImageError(f"'toyland:{seed}' wants the seed of the scenes, a whole number: toyland:0.")
+    count = limit or 1000
+    version = _hashed(next(scenes(int(seed), 1)).image)[1].hex()  # another way of drawing is another set
+
+    def items() -> Iterator[Item]:
+        for index in range(count):
+            read = lambda i=index: _hashed(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
+            yield Item(index, f"toyland:{seed}:{index}", read)
+
+    return ImageSet(f"toyland:{seed}", items, count, f"toyland {seed} {count} {version}")
 
 
 def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import AtlasError, SpecError, StorageError, closest
-from elude_steer.storage import home, is_leftover, restore, write_file
+from elude_steer.storage import home, is_leftover, resolve_id, restore, write_file
 
 FORMAT = 1
 NAME = "manifest.json"
+EMBEDDED = "toyland"  # the atlas that comes with the package
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,10 +62,15 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def atlases() -> Iterator[tuple[str, Path]]:
-    """The atlases at hand by name: those under `ELUDE_STEER_HOME/atlases`."""
+    """The atlases at hand by name: those under `ELUDE_STEER_HOME/atlases`, then those that come with the package."""
+    own = set()
     for path in sorted((home() / "atlases").glob("*")):
         if (path / NAME).is_file() and not is_leftover(path):
+            own.add(path.name)
             yield path.name, path
+    embedded = Path(resolve_id("toyland/atlas"))
+    if (embedded / NAME).is_file() and EMBEDDED not in own:
+        yield EMBEDDED, embedded
 
 
 def find_atlas(name: str | Path) -> Path | None:

@@ -20,7 +20,17 @@ from elude_steer.errors import ImageError, SpecError
 from elude_steer.hooks import find_layer, record
 from elude_steer.images import ImageSet, image_set
 from elude_steer.manifest import check_name, check_target
-from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, ReferencesSpec, SplitSpec, TokensSpec, load_spec
+from elude_steer.recipe import (
+    AtlasSpec,
+    ClustersSpec,
+    LabelsSpec,
+    MatcherSpec,
+    ModelSpec,
+    ReferencesSpec,
+    SplitSpec,
+    TokensSpec,
+    load_spec,
+)
 from elude_steer.stages import Build
 from elude_steer.storage import home
 from elude_steer.towers import Tower, check_device, load_timm, load_vision
@@ -74,7 +84,7 @@ def build(
     with team(processes, threads) as crew:
         tower = load_tower(spec.model, _own_device(device))
         run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
-        return run.atlas(out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
+        return _run(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
 
 
 def disentangle(
@@ -88,6 +98,8 @@ def disentangle(
     clusters: ClustersSpec | None = None,
     split: SplitSpec | None = None,
     references: ReferencesSpec | None = None,
+    labels: LabelsSpec | None = None,
+    matcher: MatcherSpec | None = None,
     skip_tokens: Sequence[int] = (),
     out: str | Path | None = None,
     threads: int | None = None,
@@ -106,6 +118,8 @@ def disentangle(
         clusters: see `ClustersSpec`.
         split: see `SplitSpec`.
         references: see `ReferencesSpec`.
+        labels: see `LabelsSpec`; without a scorer the sub-units get no names.
+        matcher: see `MatcherSpec`.
         skip_tokens: positions that are no instances, such as register tokens.
         out: the folder to write; by default a folder of that name under `ELUDE_STEER_HOME/atlases`.
         threads: of one core each; by default all cores.
@@ -126,6 +140,8 @@ def disentangle(
             clusters=ClustersSpec() if clusters is None else clusters,
             split=SplitSpec() if split is None else split,
             references=ReferencesSpec() if references is None else references,
+            labels=LabelsSpec() if labels is None else labels,
+            matcher=MatcherSpec() if matcher is None else matcher,
         )
     )
     pictures = image_set(images)
@@ -147,9 +163,27 @@ def disentangle(
         tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
         with team(None, threads) as crew:
             run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
-            return run.atlas(target, {"id": type(model).__name__})
+            return _run(run, target, {"id": type(model).__name__})
     finally:
         model.train(was_training)
+
+
+def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
+    """All stages in order: the sub-units, their names, the atlas on the disk."""
+    try:
+        naming, thumbnails = None, None
+        if run.spec.labels.scorer is not None:
+            from elude_steer.naming import Naming
+
+            naming = Naming(run)
+        elif run.spec.references.thumbnails is not None:
+            raise SpecError("references.thumbnails come with the names: set labels.scorer, or thumbnails: null.")
+        atlas, key = run.split(model)
+        if naming is not None:
+            atlas, thumbnails = naming.named(atlas, key)
+        return run.save(atlas, out, thumbnails)
+    finally:
+        run.clean()
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
@@ -178,7 +212,7 @@ def _build_in_processes(
             source = listed
         if not isinstance(source, str | os.PathLike):
             raise SpecError("several processes need images that each can open: a folder, paths or a dataset's id.")
-        where = str(source) if str(source).startswith("hf:") else str(Path(source).absolute())
+        where = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
         text = Path(folder) / "spec.yaml"
         text.write_text(dump_document(spec), encoding="utf-8")
         given = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]

@@ -45,9 +45,9 @@ class TokenPlan:
         return max(1, self.shard // self.batch_size)
 
 
-def shards(images: ImageSet, plan: TokenPlan) -> Iterator[tuple[int, list[list[Item]]]]:
-    """The work of collecting: numbered lists of batches, cut the same way every time."""
-    items, number = images.items(), 0
+def shards(images: ImageSet, plan: TokenPlan, every: int = 1) -> Iterator[tuple[int, list[list[Item]]]]:
+    """The work of collecting: numbered lists of batches, cut the same way every time; `every` thins the images out."""
+    items, number = islice(images.items(), 0, None, every), 0
     while batches := [b for _ in range(plan.batches_per_shard) if (b := list(islice(items, plan.batch_size)))]:
         yield number, batches
         number += 1
@@ -76,7 +76,7 @@ def collect_shard(
     for batch in batches:
         if stopped is not None and stopped.is_set():
             return
-        read = [(item, *loaded) for item in batch if (loaded := _read(item, skipped)) is not None]
+        read = [(item, *loaded) for item in batch if (loaded := read_item(item, skipped)) is not None]
         encoded = tower.encode([image for _, image, _ in read]) if read else []
         for (item, _, digest), q in zip(read, encoded, strict=True):
             drawn, place = _draw(tower, q, digest, item.index, plan)
@@ -93,7 +93,8 @@ def collect_shard(
     write_file(shard_path(folder, number), lambda file: file.write(json.dumps(summary).encode()))
 
 
-def _read(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
+def read_item(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
+    """A picture with the hash of its content; one that cannot be read is None, and noted with the cause."""
     try:
         return item.read()
     except Exception as error:  # noqa: BLE001 - decoders raise anything on damaged files

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -38,7 +39,8 @@ class ImagesSpec:
     """The probing images.
 
     Attributes:
-        source: A folder, a text file of paths, or `hf:` and a dataset id; null leaves it to the caller (`--images`).
+        source: A folder, a text file of paths, `hf:` and a dataset id, or `toyland:` and the seed of drawn scenes; null
+            leaves it to the caller (`--images`).
         split: The split of a dataset.
         column: The column of a dataset that holds the images.
         limit: How many images to take at most; null takes all.
@@ -115,10 +117,95 @@ class ReferencesSpec:
     Attributes:
         instances: How many of them its reference activation is the mean of.
         keep: How many of them are stored by image and patch.
+        thumbnails: Side in pixels of small copies of the pictures they come from; null stores none.
     """
 
     instances: int = field(default=100, metadata={"min": 1})
     keep: int = field(default=25, metadata={"min": 1})
+    thumbnails: int | None = field(default=None, metadata={"min": 8})
+
+
+@dataclass(frozen=True)
+class LabelsSpec:
+    """How sub-units get their names (CLIP-Dissect).
+
+    Attributes:
+        scorer: The model that scores pictures against words, a Hub id or folder; null leaves sub-units without names.
+        library: Whose model that is; `open_clip` needs the extra of that name.
+        pretrained: The tag of open_clip's weights.
+        revision: The commit or tag to load; null takes the newest.
+        dtype: What the scorer computes in.
+        images: From how many of the probing images at most, evenly spread, names and references are found.
+        vocabulary: A text file with a word a line, or `nouns` or `toyland`, which come with the package.
+        template: What the scorer is given for a word.
+        stop_words: Whether function words are taken out of the vocabulary.
+        method: How words are judged.
+        top_k: How many of a sub-unit's strongest images count; null is the method's own, as for the next three.
+        a: How sharply a picture decides between words.
+        lam: How much a word that fits every sub-unit is held back.
+        min_prob: Keeps logarithms finite.
+        keep: How many words are kept for each sub-unit.
+        same: From which correlation on two sub-units say the same.
+    """
+
+    scorer: str | None = None
+    library: Literal["transformers", "open_clip"] = "transformers"
+    pretrained: str | None = None
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    images: int = field(default=50000, metadata={"min": 1})
+    vocabulary: str = "nouns"
+    template: str = "{}"
+    stop_words: bool = False
+    method: Literal["soft_wpmi", "wpmi", "cos_cubed"] = "soft_wpmi"
+    top_k: int | None = field(default=None, metadata={"min": 1})
+    a: float | None = None
+    lam: float | None = None
+    min_prob: float | None = None
+    keep: int = field(default=32, metadata={"min": 1})
+    same: float = 0.8
+
+
+@dataclass(frozen=True)
+class MatcherSpec:
+    """What finds sub-units by word.
+
+    Attributes:
+        id: A sentence-transformers model: a Hub id or folder.
+        revision: The commit or tag to load; null takes the newest.
+        trust_remote_code: Whether code that comes with the model may run.
+    """
+
+    id: str = "perplexity-ai/pplx-embed-v1-0.6b"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class SteeringSpec:
+    """How words change sub-units where nobody says otherwise; null leaves it to the paper's values.
+
+    Attributes:
+        mode: Multiply sub-units where they fire, or set those of plus words on a region.
+        alpha: What plus sub-units are multiplied by.
+        gamma: What minus sub-units are multiplied by.
+        beta: How many times their reference activation plus sub-units are set to, in `place`.
+        kappa: How many sub-units a word stands for.
+        nu: On how many patches; `all` is every patch.
+        per: Whether nu counts in every tile or over the whole picture.
+        by: How sub-units are found.
+        min_similarity: Sub-units found by a word less close than this are left alone.
+    """
+
+    mode: Literal["scale", "place"] | None = None
+    alpha: float | None = None
+    gamma: float | None = None
+    beta: float | None = None
+    kappa: int | None = field(default=None, metadata={"min": 1})
+    nu: int | Literal["all"] | None = field(default=None, metadata={"min": 1})
+    per: Literal["tile", "image"] | None = None
+    by: Literal["label", "score"] | None = None
+    min_similarity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +220,9 @@ class AtlasSpec:
         clusters: How a unit's instances are grouped.
         split: How its weights are shared out.
         references: What is remembered of each sub-unit.
+        labels: How sub-units get their names.
+        matcher: What finds them by word.
+        steering: How they are changed where nobody says otherwise.
     """
 
     name: str
@@ -142,6 +232,62 @@ class AtlasSpec:
     clusters: ClustersSpec = field(default_factory=ClustersSpec)
     split: SplitSpec = field(default_factory=SplitSpec)
     references: ReferencesSpec = field(default_factory=ReferencesSpec)
+    labels: LabelsSpec = field(default_factory=LabelsSpec)
+    matcher: MatcherSpec = field(default_factory=MatcherSpec)
+    steering: SteeringSpec = field(default_factory=SteeringSpec)
+
+
+@dataclass(frozen=True)
+class ExpectSpec:
+    """What an edit should do to the caption.
+
+    Attributes:
+        gone: Words that should no longer be there.
+        new: Words of which at least one should be there.
+    """
+
+    gone: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """One edit: words, and settings where they are not the atlas's own.
+
+    Attributes:
+        minus: Words that should go.
+        plus: Words that should come.
+        where: For `place`, left, top, right, bottom in pixels; empty goes where the minus words fire.
+        settings: How sub-units are changed.
+        expect: What should happen.
+    """
+
+    minus: tuple[str, ...] = ()
+    plus: tuple[str, ...] = ()
+    where: tuple[float, ...] = ()
+    settings: SteeringSpec = field(default_factory=SteeringSpec)
+    expect: ExpectSpec = field(default_factory=ExpectSpec)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to change in the caption of a picture: edits that are made one by one, each from the baseline.
+
+    Attributes:
+        name: What it is called.
+        atlas: Whose sub-units: a folder, a name of `elude-steer atlases list`, or a Hub id.
+        steps: The edits.
+        image: The picture, relative to the recipe; null leaves it to the caller (`--image`).
+        prompt: The question.
+        max_new_tokens: The longest answer.
+    """
+
+    name: str
+    atlas: str
+    steps: tuple[StepSpec, ...]
+    image: str | None = None
+    prompt: str = "Describe this image in one sentence."
+    max_new_tokens: int = field(default=64, metadata={"min": 1})
 
 
 class Shipped(NamedTuple):
@@ -161,11 +307,30 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
         400000
     """
     path = find_recipe(path_or_name)
+    return parse_spec(_text(path), where=str(path))
+
+
+def load_recipe(path_or_name: str | Path) -> Recipe:
+    """The steering recipe in a YAML file, or the shipped one of that name; its image is then a full path."""
+    path = find_recipe(path_or_name)
+    recipe = parse_document(Recipe, _text(path), str(path))
+    if not recipe.steps:
+        raise SpecError(f"{path}: steps is empty; say at least one edit.")
+    image = recipe.image and str((path.parent / recipe.image).resolve())
+    return replace(recipe, image=image)
+
+
+def check_recipe(path_or_name: str | Path) -> AtlasSpec | Recipe:
+    """The document of either kind in a file; one with `steps` at its left edge says what to change."""
+    steering = re.search(r"^steps\s*:", _text(find_recipe(path_or_name)), re.MULTILINE)
+    return load_recipe(path_or_name) if steering else load_spec(path_or_name)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read as UTF-8 text: {error}") from error
-    return parse_spec(text, where=str(path))
 
 
 def find_recipe(path_or_name: str | Path) -> Path:

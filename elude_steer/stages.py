@@ -65,26 +65,37 @@ class Build:
         self.weight, self.bias = (tensor.float() for tensor in layer_parameters(self.tower.layer))
         self.backend = resolve_backend(self.spec.clusters.backend, self.tower.device)
 
-    def atlas(self, out: Path, model: Mapping[str, Any]) -> Atlas:
-        """Runs all stages and writes the atlas."""
-        try:
-            tokens, key = self.collected()
-            store = probing.TokenStore(tokens)
-            rows, key = self.ranked(store, key)
-            units, key = self.clustered(store, rows, key)
-            blocks, key = self.divided(store, units, key)
-            if self.crew.rank == 0:
-                self._save(self.assembled(store, blocks, model), out, len(store))
-            self.crew.barrier()
-        finally:
-            if self.images.fingerprint is None:
-                shutil.rmtree(self.work, ignore_errors=True)
+    def split(self, model: Mapping[str, Any]) -> tuple[Atlas, str]:
+        """Runs all stages up to the atlas whose sub-units have no names yet; its key tells it from others."""
+        tokens, key = self.collected()
+        store = probing.TokenStore(tokens)
+        rows, key = self.ranked(store, key)
+        units, key = self.clustered(store, rows, key)
+        blocks, key = self.divided(store, units, key)
+        return self.assembled(store, blocks, model), key
+
+    def save(self, atlas: Atlas, out: Path, thumbnails: Mapping[str, bytes] | None = None) -> Atlas:
+        """Writes the atlas, in one of the processes."""
+        if self.crew.rank == 0:
+            smallest, most = self.spec.clusters.min_cluster_size, self.spec.clusters.top_k
+            if len(atlas) == atlas.d_out:
+                warn(
+                    f"no unit was split: no clusters of at least clusters.min_cluster_size = {smallest} among "
+                    f"{min(most, atlas.about['instances'])} instances a unit; lower it, or use more images or tokens."
+                )
+            atlas.save(out, thumbnails)
+        self.crew.barrier()
         return Atlas.load(out)
+
+    def clean(self) -> None:
+        """Removes the stages of a stream, which nobody can use again."""
+        if self.images.fingerprint is None:
+            shutil.rmtree(self.work, ignore_errors=True)
 
     def collected(self) -> tuple[Path, str]:
         """The token store: a random few tokens of every image."""
         key = self._collected_key()
-        folder = self._folder("tokens", key)
+        folder = self.stage_folder("tokens", key)
         # Another build of the same tokens waits here and then finds them done. The lock of a killed process is free.
         with FileLock(str(folder) + ".lock") if self.crew.rank == 0 else nullcontext():
             self.crew.barrier()
@@ -93,18 +104,19 @@ class Build:
         return folder, key
 
     def _collected_key(self) -> str:
-        plan, device = asdict(self._plan()), str(self.tower.device.type)
+        plan, device = asdict(self.plan()), str(self.tower.device.type)
         return key_of("tokens", self.tower.fingerprint(), self.images.fingerprint, plan, device, versions())
 
-    def _plan(self) -> probing.TokenPlan:
+    def plan(self) -> probing.TokenPlan:
+        """How images are cut into batches and shards."""
         spec = self.spec.tokens
         return probing.TokenPlan(spec.per_image, spec.seed, spec.dtype, spec.batch_size, self.shard)
 
     def _collect(self, folder: Path) -> None:
-        plan, counted = self._plan(), folder / "counted.json"
+        plan, counted = self.plan(), folder / "counted.json"
         if not counted.exists():
             total = self.images.length
-            with self._bar("collecting", total, "images") as bar:
+            with self.bar("collecting", total, "images") as bar:
 
                 def work(piece: tuple[int, list[Any]]) -> None:
                     number, batches = piece
@@ -133,7 +145,7 @@ class Build:
         if k > len(store) and self.crew.rank == 0:
             warn(f"clusters.top_k is {k}, but only {len(store)} instances are stored: all of them are used.")
         key = key_of("rows", key, min(k, len(store)))  # the layer's weights are part of the tower's fingerprint
-        folder = self._folder("rows", key)
+        folder = self.stage_folder("rows", key)
 
         def work(block: range) -> None:
             _, rows = probing.strongest(
@@ -141,14 +153,14 @@ class Build:
             )
             write_array(_block_path(folder, block, ".npy"), rows.int().cpu().numpy())
 
-        self._each("ranking", self._blocks(), lambda block: _block_path(folder, block, ".npy"), work, "blocks")
+        self.each("ranking", self._blocks(), lambda block: _block_path(folder, block, ".npy"), work, "blocks")
         return folder, key
 
     def clustered(self, store: probing.TokenStore, rows: Path, key: str) -> tuple[Path, str]:
         """Each unit's clusters: their representatives, mean inputs and sizes."""
         spec = replace(self.spec.clusters, backend=cast(Any, self.backend))
         key = key_of("clusters", key, asdict(spec), backends.version("hdbscan"))
-        folder = self._folder("clusters", key)
+        folder = self.stage_folder("clusters", key)
 
         def work(unit: int) -> None:
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
@@ -156,18 +168,19 @@ class Build:
             tensors = _cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
             write_tensors(_unit_path(folder, unit), tensors)
 
-        self._each("clustering", range(len(self.weight)), lambda unit: _unit_path(folder, unit), work, "units")
+        self.each("clustering", range(len(self.weight)), lambda unit: _unit_path(folder, unit), work, "units")
         return folder, key
 
     def divided(self, store: probing.TokenStore, units: Path, key: str) -> tuple[Path, str]:
         """Each unit's sub-units, and the strongest instances of both."""
-        key = key_of("split", key, asdict(self.spec.split), asdict(self.spec.references))
-        folder = self._folder("split", key)
+        kept = [self.spec.references.instances, self.spec.references.keep]
+        key = key_of("split", key, asdict(self.spec.split), kept)
+        folder = self.stage_folder("split", key)
 
         def work(block: range) -> None:
             write_tensors(_block_path(folder, block, ".safetensors"), self._divide(store, units, block))
 
-        self._each("splitting", self._blocks(), lambda b: _block_path(folder, b, ".safetensors"), work, "blocks")
+        self.each("splitting", self._blocks(), lambda b: _block_path(folder, b, ".safetensors"), work, "blocks")
         return folder, key
 
     def _divide(self, store: probing.TokenStore, folder: Path, block: range) -> dict[str, torch.Tensor]:
@@ -239,23 +252,15 @@ class Build:
         units, rho, sizes = joined["units"].long(), joined["rho"], joined["sizes"]
         return Atlas(joined["members"], units, rho, sizes, of_sub_units, of_units, names, about)
 
-    def _save(self, atlas: Atlas, out: Path, instances: int) -> None:
-        smallest, most = self.spec.clusters.min_cluster_size, min(instances, self.spec.clusters.top_k)
-        if len(atlas) == atlas.d_out:
-            warn(
-                f"no unit was split: no clusters of at least clusters.min_cluster_size = {smallest} among {most} "
-                "instances a unit; lower it, or use more images or tokens."
-            )
-        atlas.save(out)
-
     def _blocks(self) -> list[range]:
         count = len(self.weight)
         return [range(start, min(start + _UNITS, count)) for start in range(0, count, _UNITS)]
 
-    def _each(
+    def each(
         self, label: str, pieces: Sequence[Any], path: Callable[[Any], Path], work: Callable[[Any], None], unit: str
     ) -> None:
-        with self._bar(label, len(pieces), unit) as bar:
+        """Does what is not done yet of some pieces of work, with a bar."""
+        with self.bar(label, len(pieces), unit) as bar:
 
             def one(piece: Any) -> None:
                 if not path(piece).exists() and not self.crew.stopped.is_set():
@@ -264,12 +269,14 @@ class Build:
 
             self.crew.each(pieces, one)
 
-    def _bar(self, label: str, total: int | None, unit: str) -> Any:
+    def bar(self, label: str, total: int | None, unit: str) -> Any:
+        """A bar for this process's share of the work."""
         share = None if total is None else -(-total // self.crew.world)
         hidden = True if self.quiet or self.crew.rank else None  # None: hidden where there is no terminal
         return tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True)
 
-    def _folder(self, stage: str, key: str) -> Path:
+    def stage_folder(self, stage: str, key: str) -> Path:
+        """Where a stage keeps what it has done."""
         folder = self.work / f"{stage}-{key}"
         with told_if_full(folder):
             folder.mkdir(parents=True, exist_ok=True)

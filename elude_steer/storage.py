@@ -28,6 +28,14 @@ def home() -> Path:
     return Path(os.environ.get("ELUDE_STEER_HOME") or "~/.cache/elude_steer").expanduser()
 
 
+def resolve_id(id: str) -> str:
+    """What a loader is given for an id: the folder of what comes with the package (`toyland/captioner`), or the id."""
+    inside = re.fullmatch(r"toyland/(\w+)", id)
+    if inside and (folder := Path(__file__).parent / "toyland" / "data" / inside[1]).is_dir():
+        return str(folder)
+    return str(Path(id).expanduser()) if id.startswith("~") else id
+
+
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Writes a file that appears only when it is complete and on the disk."""
     import threading

@@ -17,6 +17,7 @@ from torch import nn
 from elude_steer import backends
 from elude_steer.errors import EludeSteerError, ImageError, ModelError
 from elude_steer.hooks import find_layer, record
+from elude_steer.storage import resolve_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ class Tower:
             q = _looked_at(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
         elif q.dim() > 3:
             q = q.flatten(1, -2)  # channels-last maps: (batch, height x width, d_in)
-        return self._split_by_image(q, inputs, len(images))
+        return self.split_by_image(q, inputs, len(images))
 
     def token_indices(self, tokens: int) -> torch.Tensor:
         """The positions among `tokens` that count as instances."""
@@ -90,9 +91,10 @@ class Tower:
         else:
             self.model(**inputs)
 
-    def _split_by_image(
+    def split_by_image(
         self, q: torch.Tensor, inputs: torch.Tensor | Mapping[str, Any], images: int
     ) -> list[torch.Tensor]:
+        """What a layer saw, a `(tiles, tokens, …)` tensor an image."""
         if q.shape[0] % images:
             raise ModelError(
                 f"layer '{self.layer_name}' saw {q.shape[0]} rows for {images} images, so rows cannot be told apart; "
@@ -116,7 +118,7 @@ def load_vision(
     """A vision backbone of transformers (DINOv2, ViT, …); of a dual encoder (SigLIP, CLIP) its vision half."""
     from transformers import AutoImageProcessor, AutoModel
 
-    model_id = str(Path(model_id).expanduser()) if model_id.startswith("~") else model_id
+    model_id = resolve_id(model_id)
     with explained(model_id):
         model, info = AutoModel.from_pretrained(
             model_id,
@@ -240,7 +242,13 @@ def _described(module: nn.Module) -> Any:
     if config is None:
         return None
     attention = getattr(config, "_attn_implementation", None)
-    return [config.to_dict() if hasattr(config, "to_dict") else str(config), attention]
+    if not hasattr(config, "to_dict"):
+        return [str(config), attention]
+    # Where a checkpoint lies and who wrote it changes nothing.
+    return [
+        {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")},
+        attention,
+    ]
 
 
 def _looked_at(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:

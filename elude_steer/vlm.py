@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from elude_steer.errors import ModelError
 from elude_steer.hooks import find_layer
+from elude_steer.storage import resolve_id
 from elude_steer.towers import Tower, as_dtype, explained, pil_backend, refuse_partial_load, vision_part
 
 PROMPT = "Describe this image in one sentence."
@@ -78,7 +78,7 @@ class Vlm(Tower):
         """
         from transformers import AutoModelForImageTextToText
 
-        model_id = str(Path(model_id).expanduser()) if model_id.startswith("~") else model_id
+        model_id = resolve_id(model_id)
         with explained(model_id):
             model, info = AutoModelForImageTextToText.from_pretrained(
                 model_id,
@@ -122,7 +122,11 @@ class Vlm(Tower):
         """Greedy captions of a batch of pictures."""
         if not len(images):
             return []
-        inputs = self.inputs(images, prompt)
+        return self.answer(self.inputs(images, prompt), max_new_tokens)
+
+    @torch.inference_mode()
+    def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
+        """Greedy answers to prepared inputs."""
         tokens = self.model.generate(
             **inputs,
             do_sample=False,
@@ -158,10 +162,11 @@ class Vlm(Tower):
         sizes = [tuple(size) for size in inputs["image_sizes"].tolist()]
         return [1 + _tile_rows_columns((w, h), pinpoints, side)[2] for h, w in sizes]
 
-    def _split_by_image(self, q: torch.Tensor, inputs: Any, images: int) -> list[torch.Tensor]:
+    def split_by_image(self, q: torch.Tensor, inputs: Any, images: int) -> list[torch.Tensor]:
+        """What a layer of the tower saw, a `(tiles, tokens, …)` tensor an image."""
         counts = self.tile_counts(inputs)
         if counts is None or sum(counts) != len(q):
-            return super()._split_by_image(q, inputs, images)
+            return super().split_by_image(q, inputs, images)
         return list(q.split(counts))
 
 

@@ -7,11 +7,15 @@ from elude_steer.vlm import Vlm
 from tests.tiny import save_llava, save_pictures
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+METHODS = ("forward", "generate")
 _shared: list[nn.Module] = []
 
 
 def state_of(model: nn.Module):
-    """A model's modules and the hooks on them; transformers' own, put there by the first forward pass, are left out."""
+    """A model's modules, the hooks on them and methods in the place of their own.
+
+    Hooks of transformers, put there by the first forward pass, are left out.
+    """
     modules = [(name, id(module)) for name, module in model.named_modules()]
     hooks = [
         (name, kind, id(hook))
@@ -20,7 +24,8 @@ def state_of(model: nn.Module):
         for hook in getattr(module, kind).values()
         if not str(getattr(hook, "__module__", "")).startswith("transformers.")
     ]
-    return modules, hooks
+    methods = [(n, m, id(vars(module)[m])) for n, module in model.named_modules() for m in METHODS if m in vars(module)]
+    return modules, hooks, methods
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from elude_steer.errors import LayerError
-from elude_steer.hooks import find_layer, is_linear, record, rewrite, swap_module
+from elude_steer.hooks import find_layer, is_linear, record, replaced, rewrite, swap_module, watched
 from tests.conftest import state_of
 
 
@@ -161,6 +162,8 @@ OURS = {
     "record and stop": lambda model: record(model.fc2),
     "rewrite": lambda model: rewrite(model.fc2, lambda _, output: output + 1),
     "swap_module": lambda model: swap_module(model, "fc2", nn.Linear(6, 4)),
+    "watched": lambda model: watched(model.fc2, lambda given: None),
+    "replaced": lambda model: replaced(model.fc2, lambda original, x: original(x) + 1),
 }
 ours = pytest.mark.parametrize("opened", OURS)
 
@@ -282,6 +285,210 @@ def test_two_threads_record_the_same_layer_at_once(model, x):
         thread.join(timeout=60)
     for factor in (1, 3):
         assert torch.equal(results[factor], model.act(model.fc1(factor * x)))
+
+
+# Seeing calls and standing for methods
+
+
+class Talker(nn.Module):
+    """A module with keyword arguments and a method besides forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x=None, *, scale=1.0):
+        return self.inner(x) * scale
+
+    def generate(self, count, *, word="a"):
+        return [word] * count
+
+
+@pytest.fixture
+def talker(no_hooks_left):
+    torch.manual_seed(0)
+    return no_hooks_left(Talker().eval())
+
+
+def test_watched_sees_the_keywords_of_every_call_and_changes_nothing(talker, x):
+    seen = []
+    expected = talker(x, scale=2.0)
+    with watched(talker, seen.append):
+        assert torch.equal(talker(x, scale=2.0), expected)
+        assert torch.equal(talker(x=x, scale=2.0), expected)
+    talker(x, scale=5.0)
+    assert [sorted(given) for given in seen] == [["scale"], ["scale", "x"]]
+    assert seen[1]["x"] is x
+
+
+def test_watched_sees_only_its_own_thread(talker, x):
+    seen = []
+    with watched(talker, seen.append):
+        in_another_thread(lambda: talker(x=x))
+        assert seen == []
+        talker(x=x)
+    assert len(seen) == 1
+
+
+def test_what_watches_may_fail(talker, x):
+    def see(given):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), watched(talker, see):
+        talker(x=x)
+
+
+def test_replaced_stands_for_forward_and_reaches_the_original(model, x):
+    original = model(x)
+    inside = model.act(model.fc1(x))
+
+    def compute(given, tokens):
+        assert torch.equal(tokens, inside)
+        return given(tokens) * 2
+
+    with replaced(model.fc2, compute):
+        first = model(x)
+    off = model(x)
+    with replaced(model.fc2, compute):
+        again = model(x)
+    assert torch.allclose(first, x + 2 * (original - x), atol=1e-6)
+    assert not torch.allclose(first, original)
+    assert torch.equal(off, original)
+    assert torch.equal(again, first)
+
+
+def test_replaced_decides_whether_a_module_computes_at_all(x):
+    model = Block()
+    model.act = Fails(RuntimeError("computed"))
+    with replaced(model.act, lambda original, tokens: tokens):
+        assert torch.equal(model(x), x + model.fc2(model.fc1(x)))
+    with pytest.raises(RuntimeError, match="computed"):
+        model(x)
+
+
+def test_replaced_passes_on_keywords_and_other_methods(talker, x):
+    with replaced(talker, lambda original, *args, **kwargs: (args, kwargs)):
+        assert talker(x, scale=3.0) == ((x,), {"scale": 3.0})
+        assert talker.generate(2) == ["a", "a"]
+    with replaced(talker, lambda original, count, **kwargs: original(count + 1, **kwargs), "generate"):
+        assert talker.generate(2, word="b") == ["b", "b", "b"]
+        assert torch.equal(talker(x), talker.inner(x))
+    assert talker.generate(2) == ["a", "a"]
+
+
+def test_of_several_replacements_the_innermost_counts_alone(model, x):
+    original = model.fc2(torch.ones(6))
+    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+        with replaced(model.fc2, lambda given, tokens: given(tokens) + 10):
+            assert torch.equal(model.fc2(torch.ones(6)), original + 10)
+        assert torch.equal(model.fc2(torch.ones(6)), original + 1)
+    assert torch.equal(model.fc2(torch.ones(6)), original)
+
+
+def test_the_same_replacement_twice(model):
+    def compute(given, tokens):
+        return given(tokens) + 1
+
+    original = model.fc2(torch.ones(6))
+    with replaced(model.fc2, compute):
+        with replaced(model.fc2, compute):
+            pass
+        assert torch.equal(model.fc2(torch.ones(6)), original + 1)
+    assert torch.equal(model.fc2(torch.ones(6)), original)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_a_replacement_that_fails_is_undone(model, x, error):
+    expected = model(x)
+
+    def compute(given, tokens):
+        raise error
+
+    with pytest.raises(type(error)), replaced(model.fc2, compute):
+        model(x)
+    assert torch.equal(model(x), expected)
+
+
+def test_a_method_that_is_not_there(model):
+    with pytest.raises(AttributeError, match="speak"), replaced(model.fc2, print, "speak"):
+        pytest.fail("it opened")
+
+
+def test_what_others_put_in_the_place_of_forward_stays_below_and_comes_back(model, x):
+    bare = model.fc2(torch.ones(6))
+    own = model.fc2.forward
+
+    def theirs(tokens):
+        return own(tokens) + 100
+
+    model.fc2.forward = theirs
+    for _ in range(2):
+        with replaced(model.fc2, lambda given, tokens: given(tokens) * 2):
+            assert torch.equal(model.fc2(torch.ones(6)), (bare + 100) * 2)
+        assert vars(model.fc2)["forward"] is theirs
+    del model.fc2.forward
+
+
+def test_what_others_put_there_meanwhile_is_left_alone(model):
+    bare = model.fc2(torch.ones(6))
+    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+        ours = model.fc2.forward
+
+        def theirs(tokens):
+            return ours(tokens) * 2
+
+        model.fc2.forward = theirs
+        assert torch.equal(model.fc2(torch.ones(6)), (bare + 1) * 2)
+    assert vars(model.fc2)["forward"] is theirs
+    assert torch.equal(model.fc2(torch.ones(6)), bare * 2)
+    del model.fc2.forward
+
+
+def test_another_thread_computes_as_before(model, x):
+    expected = model(x)
+    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+        assert torch.equal(in_another_thread(lambda: model(x)), expected)
+        assert not torch.equal(model(x), expected)
+
+
+def test_many_threads_replace_the_same_forward_at_once(model):
+    """They open and close in all orders, and each sees its own and nobody else's."""
+    bare = model.fc2(torch.ones(6))
+    together = threading.Barrier(8, timeout=60)
+
+    def run(number):
+        together.wait()
+        right = True
+        for i in range(50):
+            by = float(100 * number + i)
+            with replaced(model.fc2, lambda given, tokens, by=by: given(tokens) + by):
+                right &= torch.equal(model.fc2(torch.ones(6)), bare + by)
+            right &= torch.equal(model.fc2(torch.ones(6)), bare)
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(8)))
+    assert "forward" not in vars(model.fc2)
+
+
+def test_the_last_thread_to_leave_puts_the_method_back(model):
+    opened, leave = threading.Event(), threading.Event()
+
+    def other():
+        with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+            opened.set()
+            leave.wait(timeout=60)
+
+    bare = model.fc2(torch.ones(6))
+    thread = threading.Thread(target=other)
+    with replaced(model.fc2, lambda given, tokens: given(tokens) + 2):
+        thread.start()
+        opened.wait(timeout=60)
+    assert "forward" in vars(model.fc2)  # the other is still inside
+    assert torch.equal(model.fc2(torch.ones(6)), bare)
+    leave.set()
+    thread.join(timeout=60)
+    assert "forward" not in vars(model.fc2)
 
 
 # Finding the layer

@@ -12,7 +12,9 @@ PACKAGE = Path(elude_steer.__file__).parent
 # The files in the order of the data: each imports only what stands before it.
 ORDER = [
     "errors", "backends", "storage", "documents", "recipe", "hooks", "towers", "vlm", "images", "probing",
-    "contributions", "clusters", "splitting", "manifest", "atlas", "workers", "stages", "pipeline", "cli",
+    "contributions", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts", "labels", "manifest",
+    "atlas", "workers", "stages", "naming", "pipeline", "figures", "regions", "plans", "editing", "resuming",
+    "results", "steering", "edits", "coco", "sweep", "tuning", "exporting", "running", "report", "commands", "cli",
 ]  # fmt: skip
 
 
@@ -50,5 +52,5 @@ def test_no_torch_is_loaded_before_it_is_needed(statement):
 def test_public_names_load():
     for name in elude_steer.__all__:
         assert getattr(elude_steer, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'stear'; it has build, disentangle"):
+    with pytest.raises(AttributeError, match="has no attribute 'stear'; it has steer, Steerer"):
         _ = elude_steer.stear

@@ -101,14 +101,14 @@ def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, pictures, tm
 
 
 def test_stages_are_reused_and_redone_when_a_cause_changes(spec, pictures, tmp_path, monkeypatch):
-    ran, folder = [], stages.Build._folder
+    ran, folder = [], stages.Build.stage_folder
 
     def counted(self, stage, key):
         made = folder(self, stage, key)
         ran.append((stage, any(made.iterdir())))
         return made
 
-    monkeypatch.setattr(stages.Build, "_folder", counted)
+    monkeypatch.setattr(stages.Build, "stage_folder", counted)
 
     def stages_done_again(spec, **options):
         ran.clear()

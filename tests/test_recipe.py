@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -15,8 +16,14 @@ from elude_steer.errors import SpecError
 from elude_steer.recipe import (
     AtlasSpec,
     ClustersSpec,
+    ExpectSpec,
     ModelSpec,
+    Recipe,
+    SteeringSpec,
+    StepSpec,
+    check_recipe,
     list_recipes,
+    load_recipe,
     load_spec,
     parse_spec,
     recipes_dir,
@@ -42,6 +49,45 @@ PAPER = {
     "dinov2-base-layer12-ef4": ("encoder.layer.11.mlp.fc2", 60_000, 1000),
     "dinov2-base-layer12-ef16": ("encoder.layer.11.mlp.fc2", 400_000, 750),
 }
+
+
+# The paper's interventions by recipe: minus, plus, alpha, gamma, kappa, nu; for the dog it gives no settings.
+ROWS = {
+    "llava-dog": [("dog", ""), ("dog", "biker")],
+    "llava-train": [
+        ("train", "", 5, -50, 50, "all"),
+        ("train", "bus", 50, -2, 100, 50),
+        ("graffiti", "clean", 15, -15, 200, 50),
+    ],
+    "llava-teddy": [
+        ("chair", "table", 5, -5, 50, 25),
+        ("teddy", "dog", 5, -50, 100, 50),
+        ("teddy", "", 5, -25, 200, 100),
+    ],
+    "llava-frisbee": [
+        ("frisbee", "ball", 15, -0.5, 200, "all"),
+        ("frisbee ball", "jumping", 25, -10, 50, 250),
+        ("indoor", "beach park", 25, -25, 200, 250),
+    ],
+    "llava-cats": [
+        ("cat", "baby", 5, -10, 200, "all"),
+        ("cat", "bear", 15, -10, 100, "all"),
+        ("cat blanket", "", 5, -15, 50, "all"),
+    ],
+}
+
+STEERING = """\
+name: mine
+atlas: toyland
+image: pictures/dog.png
+steps:
+  - minus: [dog]
+    plus: [biker, "no"]
+    where: [1, 2.5, 30, 40]
+    settings: {mode: place, gamma: -3, nu: all}
+    expect: {gone: [dog], new: [man]}
+  - minus: [cat]
+"""
 
 
 @dataclass(frozen=True)
@@ -251,8 +297,8 @@ def test_it_is_a_value_error_too():
 
 def test_round_trip_of_every_shipped_recipe():
     for shipped in list_recipes():
-        spec = load_spec(shipped.path)
-        assert parse_spec(dump_spec(spec)) == spec
+        spec = check_recipe(shipped.path)
+        assert parse_document(type(spec), dump_spec(spec)) == spec
 
 
 def test_round_trip_of_floats_and_lists():
@@ -323,16 +369,47 @@ def test_override_is_as_strict_as_the_file_and_reports_all(small):
 
 
 def test_every_shipped_recipe_loads_and_says_what_it_is():
-    shipped = [recipe for recipe in list_recipes() if recipe.kind == "atlases"]
-    assert len(shipped) == 11
-    assert [recipe.name for recipe in shipped] == sorted([*PAPER, "llava-onevision-0.5b"])
+    kinds = {"atlases": AtlasSpec, "steering": Recipe}
+    shipped = list_recipes()
+    assert {item.kind for item in shipped} == set(kinds)
+    for item in shipped:
+        spec = check_recipe(item.path)
+        assert type(spec) is kinds[item.kind]
+        assert spec.name == item.name
+        assert check_recipe(item.name) == spec
+        assert item.summary.endswith(".")
+
+
+def test_every_large_build_says_how_to_run_it_and_that_we_have_not():
+    shipped = [item for item in list_recipes() if item.kind == "atlases"]
+    assert [item.name for item in shipped] == sorted([*PAPER, "llava-onevision-0.5b", "toyland"])
     for item in shipped:
         text = item.path.read_text(encoding="utf-8")
-        assert load_spec(item.path).name == item.name
-        assert item.summary.endswith(".")
-        command = f"elude-steer build recipes/atlases/{item.name}.yaml --images DIR --out {item.name}\n"
-        assert command in text
-        assert "ot yet run by us at this scale" in text
+        assert f"#   elude-steer build {'' if item.name == 'toyland' else 'recipes/atlases/'}{item.name}" in text
+        assert ("ot yet run by us at this scale" in text) is (item.name != "toyland")
+
+
+def test_the_papers_fourteen_interventions_are_there_with_its_settings():
+    assert sum(map(len, ROWS.values())) == 14
+    for name, rows in ROWS.items():
+        shipped = load_recipe(name)
+        assert (shipped.atlas, shipped.image) == ("llava-onevision-0.5b", None)
+        assert len(shipped.steps) == len(rows)
+        for step, (minus, plus, *numbers) in zip(shipped.steps, rows, strict=True):
+            how = step.settings
+            assert (step.minus, step.plus) == (tuple(minus.split()), tuple(plus.split()))
+            assert (how.mode, how.per, how.by) == ("scale", "tile", "label")
+            assert not numbers or [how.alpha, how.gamma, how.kappa, how.nu] == numbers
+            assert step.expect != ExpectSpec()
+
+
+def test_every_shipped_steering_recipe_asks_for_something_and_says_what_it_expects():
+    for item in list_recipes():
+        if item.kind == "steering":
+            found = load_recipe(item.path)
+            assert f"elude-steer run {item.name}" in item.path.read_text(encoding="utf-8")
+            assert found.image is None or Path(found.image).is_file()
+            assert all(step.minus or step.plus for step in found.steps)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -391,3 +468,100 @@ def test_recipes_inside_the_package_come_first(tmp_path, monkeypatch):
         ("steering", "a", "Says a."),
         ("steering", "b", ""),
     ]
+
+
+# Steering recipes
+
+
+@pytest.fixture
+def mine(tmp_path):
+    def write(text=STEERING):
+        path = tmp_path / "recipes" / "mine.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def steering_problems(path):
+    for load in (load_recipe, check_recipe):
+        with pytest.raises(SpecError) as caught:
+            load(path)
+    return [problem.removeprefix(str(path)) for problem in caught.value.problems]
+
+
+def test_a_steering_recipe_is_read(mine):
+    found = load_recipe(mine())
+    assert (found.name, found.atlas, found.max_new_tokens) == ("mine", "toyland", 64)
+    first, second = found.steps
+    assert (first.minus, first.plus, first.where) == (("dog",), ("biker", "no"), (1.0, 2.5, 30.0, 40.0))
+    assert first.settings == SteeringSpec(mode="place", gamma=-3.0, nu="all")
+    assert first.expect == ExpectSpec(("dog",), ("man",))
+    assert second == StepSpec(minus=("cat",))
+    assert found.prompt == "Describe this image in one sentence."
+
+
+def test_its_picture_is_looked_for_beside_it(mine, monkeypatch, tmp_path):
+    path = mine()
+    wanted = str(path.parent / "pictures" / "dog.png")
+    assert load_recipe(path).image == wanted
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/mine.yaml").image == wanted  # whatever the folder it is called from
+    assert load_recipe(mine(STEERING.replace("pictures/dog.png", "../dog.png"))).image == str(tmp_path / "dog.png")
+    assert load_recipe(mine(STEERING.replace("pictures/dog.png", "/x/dog.png"))).image == "/x/dog.png"
+    assert load_recipe(mine(STEERING.replace("image: pictures/dog.png\n", ""))).image is None
+
+
+def test_either_kind_is_told_by_its_steps(mine):
+    assert isinstance(check_recipe(mine()), Recipe)
+    assert isinstance(check_recipe(mine(SMALL)), AtlasSpec)
+    assert isinstance(check_recipe(mine(SMALL + "# steps: a comment\n")), AtlasSpec)
+    assert isinstance(check_recipe(mine(STEERING.replace("steps:", "steps :"))), Recipe)
+
+
+@pytest.mark.parametrize("steps", ["steps: []", "steps: [ ]"])
+def test_a_recipe_without_steps_is_refused(mine, steps):
+    (problem,) = steering_problems(mine(f"name: mine\natlas: toyland\n{steps}\n"))
+    assert problem == ": steps is empty; say at least one edit."
+
+
+def test_all_faults_of_a_steering_recipe_are_reported_together(mine):
+    text = """\
+name: mine
+atals: toyland
+steps:
+  - minus: dog
+    setings: {gamma: 1}
+  - plus: [on]
+    settings: {gama: 1, nu: al, kappa: 0, mode: push}
+    expect: {gon: [dog]}
+  - where: [a]
+max_new_tokens: 0
+"""
+    assert steering_problems(mine(text)) == [
+        ":2: atals: no such key in this document. Did you mean 'atlas'?",
+        ":4: steps[0].minus: wants a list, not 'dog': write [one, two].",
+        ":5: steps[0].setings: no such key in steps[0]. Did you mean 'settings'?",
+        ':6: steps[1].plus[0]: wants text, not on: YAML reads `on` as true: write "on" in quotes.',
+        ":7: steps[1].settings.gama: no such key in steps[1].settings. Did you mean 'gamma'?",
+        ":7: steps[1].settings.nu: wants a whole number of at least 1, all or null, not 'al'. Did you mean 'all'?",
+        ":7: steps[1].settings.kappa: wants a whole number of at least 1 or null, not 0.",
+        ":7: steps[1].settings.mode: wants scale, place or null, not 'push'.",
+        ":8: steps[1].expect.gon: no such key in steps[1].expect. Did you mean 'gone'?",
+        ":9: steps[2].where[0]: wants a finite number, not 'a'.",
+        ":10: max_new_tokens: wants a whole number of at least 1, not 0.",
+        ":1: atlas: missing, and has no default: give it text.",
+    ]
+
+
+def test_a_build_spec_is_no_steering_recipe_and_the_other_way_round(mine):
+    with pytest.raises(SpecError, match=r"mine\.yaml:1: steps: missing, and has no default: give it a list\."):
+        load_recipe(mine(SMALL))
+    with pytest.raises(SpecError, match="steps: no such key"):
+        load_spec(mine())
+
+
+def test_a_missing_steering_recipe_is_named_with_the_closest():
+    with pytest.raises(SpecError, match=r"'llava-dogs' is neither .* Did you mean 'llava-dog'\?"):
+        load_recipe("llava-dogs")

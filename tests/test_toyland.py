@@ -14,10 +14,6 @@ from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, draw_scene, scenes,
 from elude_steer.toyland.world import CONCEPTS, JUMPERS, OBJECTS, PLACES, ROOFS, Said, caption, parse
 from elude_steer.vlm import Vlm
 
-trained = pytest.mark.skipif(
-    not (toyland.DATA / "training.json").exists(),
-    reason="toyland's models are not there: python -m elude_steer.toyland.train",
-)
 PAPER = "dog motorcycle biker train bus graffiti teddy chair table frisbee ball jumping room beach park cat baby bear"
 
 
@@ -129,7 +125,6 @@ def vlm():
     return Vlm.load(str(toyland.CAPTIONER))
 
 
-@trained
 def test_training_sees_what_the_processor_makes(vlm, some):
     for shape in ((96, 96), (192, 96), (96, 192)):
         scene = next(s for s in some if s.image.size == shape)
@@ -138,7 +133,6 @@ def test_training_sees_what_the_processor_makes(vlm, some):
         assert len(made) == vlm.grid(shape).tiles == (2 if shape == (96, 96) else 3)
 
 
-@trained
 def test_training_computes_what_the_model_computes(vlm, some):
     task = captioner.Captioning(vlm.model)
     batch = [next(s for s in some if s.image.size == shape) for shape in ((96, 96), (192, 96))]
@@ -161,7 +155,6 @@ def test_training_computes_what_the_model_computes(vlm, some):
     torch.testing.assert_close(loss, torch.cat(expected).mean(), rtol=1e-3, atol=1e-4)
 
 
-@trained
 def test_the_captioner_knows_its_world(vlm):
     shown = held_out(70_001, 120)
     report = examine_captions(caption_all(vlm, shown), shown)
@@ -173,7 +166,6 @@ def test_the_captioner_knows_its_world(vlm):
     assert report.well_formed >= 0.97
 
 
-@trained
 def test_the_labeller_knows_its_world():
     from transformers import AutoModel, AutoProcessor
 
@@ -190,7 +182,6 @@ def test_the_labeller_knows_its_world():
     assert labeller.LENGTH == 64
 
 
-@trained
 def test_the_report_stands_beside_the_weights():
     report = json.loads((toyland.DATA / "training.json").read_text())
     assert report["captioner"]["exam"]["scenes"] == 1000
@@ -203,7 +194,6 @@ def test_all_of_it_is_small():
     assert size <= 25e6
 
 
-@trained
 def test_the_command_line_draws_and_captions(tmp_path, monkeypatch, capsys):
     from elude_steer.cli import main
 
@@ -212,11 +202,7 @@ def test_the_command_line_draws_and_captions(tmp_path, monkeypatch, capsys):
     )
     main()
     assert capsys.readouterr().out.strip() == str(tmp_path / "s")
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["elude-steer", "caption", str(tmp_path / "s" / "scene-0000.png"), "--model", str(toyland.CAPTIONER)],
-    )
+    monkeypatch.setattr(sys, "argv", ["elude-steer", "caption", str(tmp_path / "s" / "scene-0000.png")])
     main()
     assert parse(capsys.readouterr().out.strip()).well_formed
     monkeypatch.setattr(sys, "argv", ["elude-steer", "caption", str(tmp_path / "nothing.png"), "--model", "x"])

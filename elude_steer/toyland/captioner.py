@@ -210,38 +210,42 @@ class Captioning:
 
 
 PHASES = {
-    "patches": Course(steps=700, size=64, peak=1.2e-3, wide=0.0, seed=1001),
-    "captions": Course(steps=1500, size=64, peak=1.2e-3, wide=0.0, seed=1002),
-    "tiles": Course(steps=500, size=48, peak=6e-4, wide=0.3, seed=1003),
+    "patches": Course(steps=400, size=64, peak=3e-3, wide=0.0, seed=1001),
+    "captions": Course(steps=2000, size=48, peak=2e-3, wide=0.0, seed=1002),
+    "tiles": Course(steps=1400, size=48, peak=1.5e-3, wide=0.3, seed=1003),
+    "crowds": Course(steps=800, size=48, peak=1.2e-3, wide=0.25, seed=1004, clutter=0.65, crowd=0.35),
+    "polish": Course(steps=360, size=48, peak=9e-4, wide=0.2, seed=1005, clutter=0.65, crowd=0.2),
 }
 
 
-def train(work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, list[float]]]:
-    """The trained captioner and its losses: first what patches show, then captions of one tile, then of all tiles."""
+def train(work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
+    """The trained captioner and how each phase went: patches, captions of one tile, of all tiles, of what is hard."""
     task = Captioning(new_model(0))
     task.model.train()
     networks = {"model": task.model, "head": task.patch_head}  # the head on the patches is thrown away afterwards
-    losses = {}
+    phases = {}
     for phase, course in PHASES.items():
 
         def loss_of(step: int, scenes: list[Scene], phase: str = phase) -> torch.Tensor:
             return phase_loss(phase, task, scenes, PROMPTS[step % len(PROMPTS)])
 
         label = f"captioner, {phase}"
-        losses[phase] = learn(label, networks, course, loss_of, work / f"captioner-{phase}.pt", log)
-    return task.model.eval(), losses
+        phases[phase] = learn(label, networks, course, loss_of, work / f"captioner-{phase}.pt", log)
+    return task.model.eval(), phases
 
 
 def phase_loss(name: str, task: Captioning, scenes: Sequence[Scene], prompt: str) -> torch.Tensor:
     """What is learned from in each phase: patches alone, then captions of one tile, then of all tiles."""
-    if name == "tiles":
-        stacks = [tiles(scene.image) for scene in scenes]
-        counts = [len(stack) for stack in stacks]
-        seen = task.seen(torch.cat(stacks))
-        first = np.cumsum([0, *counts[:-1]])
-        square = [i for i, scene in enumerate(scenes) if scene.image.size == (SIDE, SIDE)]
-        patches = task.patch_loss(seen[first[square]], [scenes[i] for i in square])
-        return task.caption_loss(task.packed(seen, scenes, counts), scenes, prompt) + 0.2 * patches
+    if name not in ("patches", "captions"):
+        # The one tile of a square picture is the picture again: the tower sees it once.
+        square = [scene.image.size == (SIDE, SIDE) for scene in scenes]
+        stacks = [tiles(scene.image)[int(alone) :] for scene, alone in zip(scenes, square, strict=True)]
+        parts = task.seen(torch.cat(stacks)).split([len(stack) for stack in stacks])
+        whole = [torch.cat([part, part]) if alone else part for part, alone in zip(parts, square, strict=True)]
+        counts = [len(part) for part in whole]
+        base = torch.stack([part[0] for part, alone in zip(whole, square, strict=True) if alone])
+        patches = task.patch_loss(base, [scene for scene, alone in zip(scenes, square, strict=True) if alone])
+        return task.caption_loss(task.packed(torch.cat(whole), scenes, counts), scenes, prompt) + 0.2 * patches
     seen = task.seen(torch.stack([base_tile(scene.image) for scene in scenes]))
     patches = task.patch_loss(seen, scenes)
     if name == "patches":

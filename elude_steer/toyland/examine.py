@@ -25,6 +25,7 @@ class CaptionReport:
         well_formed: the caption follows the grammar.
         clutter_named: of the scenes with clutter, something is named that is not there.
         named_what_is_not_there: the same over all scenes.
+        named_twice: an object that is there once is named twice.
     """
 
     scenes: int
@@ -34,6 +35,7 @@ class CaptionReport:
     well_formed: float
     clutter_named: float
     named_what_is_not_there: float
+    named_twice: float
 
 
 def held_out(seed: int, n: int, least_visible: float = 0.6) -> list[Scene]:
@@ -54,12 +56,13 @@ def examine_captions(captions: Sequence[str], truth: Sequence[Scene]) -> Caption
     pairs = list(zip(captions, read, truth, strict=True))
     return CaptionReport(
         len(truth),
-        _share(sorted(said.objects) == sorted(scene.objects) for _, said, scene in pairs),
+        _share(set(said.objects) == set(scene.objects) for _, said, scene in pairs),
         _share(said.place == scene.background for _, said, scene in pairs),
         _share(text == scene.caption for text, _, scene in pairs),
         _share(said.well_formed for said in read),
         _share(littered),
         _share(extra),
+        _share(len(set(said.objects)) < len(said.objects) for said in read),
     )
 
 

@@ -16,7 +16,7 @@ from elude_steer.toyland.learning import Course, learn
 from elude_steer.toyland.scenes import SIDE, Scene
 from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES
 
-COURSE = Course(steps=500, size=64, peak=8e-4, wide=0.15, seed=2001)
+COURSE = Course(steps=320, size=64, peak=1e-3, wide=0.15, seed=2001)
 LENGTH = 64  # tokens of a text, as SigLIP2 pads
 FRAMES = ("{}", "a {}", "a photo of a {}", "a picture of a {}")
 
@@ -81,7 +81,7 @@ def embed_images(model: Any, pixels: torch.Tensor) -> torch.Tensor:
     return F.normalize(model.vision_model(pixel_values=pixels).pooler_output, dim=-1)
 
 
-def train(tower: Mapping[str, torch.Tensor], work: Path, log: Callable[[str], None]) -> tuple[Any, list[float]]:
+def train(tower: Mapping[str, torch.Tensor], work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
     """The trained labeller: every picture is told yes or no for every concept, as SigLIP's sigmoid loss does.
 
     Args:
@@ -100,8 +100,8 @@ def train(tower: Mapping[str, torch.Tensor], work: Path, log: Callable[[str], No
     def loss_of(step: int, scenes: list[Scene]) -> torch.Tensor:
         return _loss(model, names, scenes, FRAMES[step % len(FRAMES)])
 
-    losses = learn("labeller", {"model": model}, COURSE, loss_of, work / "labeller.pt", log)
-    return model.eval(), losses
+    course = learn("labeller", {"model": model}, COURSE, loss_of, work / "labeller.pt", log)
+    return model.eval(), course
 
 
 def _loss(model: Any, names: Any, scenes: Sequence[Scene], frame: str) -> torch.Tensor:

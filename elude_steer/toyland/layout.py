@@ -13,6 +13,7 @@ from elude_steer.toyland.world import JUMPERS, OBJECTS, ROOFS
 
 SIDE = 96  # a tile of the captioner
 NAMES = tuple(OBJECTS)
+APART = 6  # pixels between a pair and a third thing, at least
 _CELL, _COLUMNS = 64, 12  # of the sprite sheet
 
 
@@ -115,10 +116,11 @@ def _arrange(
         third = placed[2]
         third.top = floor - third.sprite.height + int(rng.integers(-4, 5))
         left = min(p.left for p in placed[:2])
-        if relation != "next to" and rng.random() < 0.5 and left > third.sprite.width:
-            third.left = int(rng.integers(0, left - third.sprite.width + 1))
+        room = left - third.sprite.width - APART  # so far from the pair that one sees who belongs to whom
+        if relation != "next to" and rng.random() < 0.5 and room >= 0:
+            third.left = int(rng.integers(0, room + 1))
         else:
-            third.left = right + int(rng.integers(2, 8))
+            third.left = right + int(rng.integers(APART, APART + 7))
 
 
 def _sprite(rng: np.random.Generator, name: str, size: int, jumping: bool) -> Image.Image:

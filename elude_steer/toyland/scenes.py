@@ -105,6 +105,7 @@ def draw_scene(
     *,
     wide: float = 0.15,
     clutter: float = 0.4,
+    crowd: float = 0.0,
     things: Sequence[str] | None = None,
     place: str | None = None,
     relation: str | None = None,
@@ -116,6 +117,7 @@ def draw_scene(
         rng: where chance comes from.
         wide: chance of a picture of two tiles.
         clutter: chance of things that no caption names.
+        crowd: chance of three objects whatever the lot says, for training on what is hard.
         things: which objects, in the order of the caption.
         place: where.
         relation: between the first two.
@@ -127,6 +129,8 @@ def draw_scene(
     place = place or list(PLACES)[rng.integers(len(PLACES))]
     if things is None:
         count = rng.choice(4, p=[0.05, 0.3, 0.4, 0.25])
+        if crowd and rng.random() < crowd:
+            count = 3
         things = [NAMES[i] for i in rng.choice(len(NAMES), count, replace=False)]
     while True:  # some drafts do not fit into the picture
         drafted = draft(rng, list(things), size, relation, jumping)
@@ -217,7 +221,7 @@ def _litter(
         (max(8, sprite.width * size // 64), max(8, sprite.height * size // 64)), Image.Resampling.BILINEAR
     )
     if kind == 1:
-        sprite = sprite.filter(ImageFilter.GaussianBlur(size / 5))
+        sprite = sprite.filter(ImageFilter.GaussianBlur(size / 4))
     elif kind == 2:
         sprite = _scrambled(rng, sprite)
     for _ in range(8):
@@ -232,7 +236,7 @@ def _litter(
 
 
 def _scrambled(rng: np.random.Generator, sprite: Image.Image) -> Image.Image:
-    step = max(4, max(sprite.size) // 4)
+    step = max(3, max(sprite.size) // 6)
     pieces = [(x, y) for y in range(0, sprite.height - step + 1, step) for x in range(0, sprite.width - step + 1, step)]
     mixed = Image.new("RGBA", sprite.size, (0, 0, 0, 0))
     for (x, y), number in zip(pieces, rng.permutation(len(pieces)), strict=True):

@@ -28,17 +28,18 @@ EXAM = 90_001  # a seed that nothing is trained on
 
 def make_captioner(out: Path, work: Path) -> dict[str, Any]:
     """Trains, saves and examines the captioner."""
-    model, losses = captioner.train(work, log)
+    model, phases = captioner.train(work, log)
     captioner.save(model, out / "captioner")
     vlm = Vlm.load(str(out / "captioner"))
     shown = held_out(EXAM, 1000)
-    return {"losses": losses, "exam": as_dict(examine_captions(caption_all(vlm, shown), shown))}
+    minutes = sum(phase["minutes"] for phase in phases.values())
+    return {"phases": phases, "minutes": minutes, "exam": as_dict(examine_captions(caption_all(vlm, shown), shown))}
 
 
 def make_labeller(out: Path, work: Path) -> dict[str, Any]:
     """Trains, saves and examines the labeller, which starts with the captioner's eyes."""
     tower = Vlm.load(str(out / "captioner")).model.model.vision_tower
-    model, losses = labeller.train(tower.state_dict(), work, log)
+    model, course = labeller.train(tower.state_dict(), work, log)
     labeller.save(model, out / "labeller")
     names = labeller.tokenizer()
 
@@ -47,12 +48,13 @@ def make_labeller(out: Path, work: Path) -> dict[str, Any]:
         pixels = torch.stack([captioner.base_tile(image) for image in images])
         return labeller.embed_images(model, pixels) @ labeller.embed_texts(model, names, texts).T
 
-    return {"losses": losses, "exam": {"single objects named first": examine_labels(score, EXAM)}}
+    return {**course, "exam": {"single objects named first": examine_labels(score, EXAM)}}
 
 
 def make_matcher(out: Path, work: Path) -> dict[str, Any]:
     """Distils and examines the matcher."""
-    return matcher.train(out / "matcher", progress=log)
+    start = time.perf_counter()
+    return {**matcher.train(out / "matcher", progress=log), "minutes": round((time.perf_counter() - start) / 60, 1)}
 
 
 def log(line: str) -> None:
@@ -73,8 +75,7 @@ def main() -> None:
     for part, make in zip(PARTS, (make_captioner, make_labeller, make_matcher), strict=True):
         if options.only and part not in options.only:
             continue
-        start = time.perf_counter()
-        report[part] = {**make(options.out, options.work), "minutes": round((time.perf_counter() - start) / 60, 1)}
+        report[part] = make(options.out, options.work)
         report[part]["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
         text = json.dumps(report, indent=1, sort_keys=True, default=float)
         write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

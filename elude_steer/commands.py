@@ -1,0 +1,321 @@
+"""The commands that steer: steer, run, sweep, export. Parse, call one function of the library, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+SETTINGS = (
+    click.option("--mode", type=click.Choice(["scale", "place"]), help="Scale where they fire, or set on a region."),
+    click.option("--alpha", type=float, help="What plus sub-units are multiplied by."),
+    click.option("--gamma", type=float, help="What minus sub-units are multiplied by."),
+    click.option("--beta", type=float, help="Times the reference activation that plus sub-units are set to."),
+    click.option("--kappa", type=int, help="Sub-units a word stands for."),
+    click.option("--nu", help="Patches where they are changed, or all."),
+    click.option("--per", type=click.Choice(["tile", "image"]), help="Whether nu counts a tile or a picture."),
+    click.option("--by", type=click.Choice(["label", "score"]), help="How sub-units are found."),
+    click.option("--min-similarity", type=float, help="Least cosine of a word and a label."),
+)
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option for every setting."""
+    for option in reversed(SETTINGS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("image")
+@click.option("--minus", multiple=True, metavar="WORD", help="What should go; may be repeated.")
+@click.option("--plus", multiple=True, metavar="WORD", help="What should come; may be repeated.")
+@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option("--where", metavar="L,T,R,B", help="A box in pixels to place plus words in.")
+@with_settings
+@click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built].")
+@click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run.")
+@click.option("--heatmap", type=click.Path(path_type=Path), metavar="OUT.png", help="Where each word fires.")
+@click.option("--plan", "plan_only", is_flag=True, help="Only say what would be changed.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def steer(
+    image: str,
+    minus: tuple[str, ...],
+    plus: tuple[str, ...],
+    atlas: str,
+    model: str | None,
+    where: str | None,
+    prompt: str | None,
+    max_new_tokens: int,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool | None,
+    heatmap: Path | None,
+    plan_only: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Caption IMAGE (a path, or - for standard input) with some concepts taken away or put there.
+
+    \b
+    elude-steer steer dog.png --minus dog
+    elude-steer steer dog.png --minus dog --plus biker --heatmap where.png
+    """  # noqa: D301
+    from elude_steer.images import open_image
+
+    picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
+    box = _box(where)
+    settings["nu"] = _nu(settings["nu"])
+    from elude_steer.steering import Steerer
+    from elude_steer.vlm import PROMPT
+
+    hide_loading_bars()
+    steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    if plan_only:
+        plan = steerer.plan(minus=minus, plus=plus, where=box, **settings)
+        click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
+        return
+    result = steerer.steer(
+        picture,
+        minus=minus,
+        plus=plus,
+        where=box,
+        prompt=prompt or PROMPT,
+        max_new_tokens=max_new_tokens,
+        **settings,
+    )
+    if heatmap is not None:
+        _save_maps(result, heatmap)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2))
+        return
+    click.echo(f"baseline: {result.baseline}", err=True)
+    click.echo(result.caption)
+
+
+@click.command()
+@click.argument("recipes", nargs=-1, required=True)
+@click.option("--image", help="A picture in the place of the recipe's own.")
+@click.option("--atlas", help="Another atlas than the recipe's.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built].")
+@click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="OUT.html", help="One page with pictures and maps.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def run(
+    recipes: tuple[str, ...],
+    image: str | None,
+    atlas: str | None,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Run steering RECIPES (files, or names of `recipes list`): a table of settings and captions for each.
+
+    \b
+    elude-steer run toyland-dog toyland-train --report out.html
+    elude-steer run llava-train --image train.jpg --device cuda
+    """  # noqa: D301
+    from elude_steer.recipe import load_recipe
+
+    loaded = [load_recipe(name) for name in recipes]
+    from elude_steer.running import run_recipe, table
+    from elude_steer.steering import Steerer
+
+    hide_loading_bars()
+    steerers: dict[str, Any] = {}
+    done = []
+    for recipe in loaded:
+        wanted = atlas or recipe.atlas
+        if wanted not in steerers:
+            steerers[wanted] = Steerer.load(wanted, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        ran = run_recipe(recipe, steerers[wanted], image)
+        done.append((recipe, ran))
+        if not as_json:
+            click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{table(ran)}")
+            for one in ran:
+                for told in one.missing:
+                    click.echo(f"elude-steer: note: {recipe.name}, {one.title}: {told}", err=True)
+    if as_json:
+        click.echo(
+            json.dumps([{"recipe": r.name, "steps": [one.to_dict() for one in ran]} for r, ran in done], indent=2)
+        )
+    if report is not None:
+        from elude_steer.report import write_report
+
+        write_report(report, done)
+        click.echo(report, err=True)
+
+
+@click.command()
+@click.argument("image", required=False)
+@click.option("--minus", metavar="WORD", help="With IMAGE: what should go.")
+@click.option("--plus", metavar="WORD", help="With IMAGE: what should come.")
+@click.option(
+    "--kind", type=click.Choice(["remove", "replace"]), default="remove", show_default=True, help="Which edits."
+)
+@click.option("--scenes", default="toyland:60001", show_default=True, help="Pictures with truth: toyland:SEED.")
+@click.option("--coco", nargs=2, metavar="JSON FOLDER", help="COCO's annotations and pictures in the place of scenes.")
+@click.option("--count", type=click.IntRange(min=1), default=60, show_default=True, help="How many pictures.")
+@click.option("--grid", "grids", multiple=True, metavar="NAME=V,V,…", help="Values to try; may be repeated.")
+@click.option(
+    "--by", type=click.Choice(["harmonic", "clean", "success", "kept"]), default="harmonic", show_default=True
+)
+@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many lines.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png", help="Success against kept.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="OUT.yaml", help="The winner as a recipe (IMAGE).")
+@click.option("--defaults", is_flag=True, help="Make the winner the atlas's own settings.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def sweep(
+    image: str | None,
+    minus: str | None,
+    plus: str | None,
+    kind: str,
+    scenes: str,
+    coco: tuple[str, str] | None,
+    count: int,
+    grids: tuple[str, ...],
+    by: str,
+    atlas: str,
+    device: str | None,
+    limit: int,
+    plot: Path | None,
+    write: Path | None,
+    defaults: bool,
+    as_json: bool,
+) -> None:
+    """Try a grid of settings: on one IMAGE and a word, or on many pictures with known objects; best first.
+
+    \b
+    elude-steer sweep dog.png --minus dog --plus biker --grid beta=8,16,24 --grid kappa=20,60
+    elude-steer sweep --kind remove --grid gamma=-15,-50 --grid nu=6,12,all --plot sweep.png
+    """  # noqa: D301
+    from elude_steer.errors import SpecError
+
+    grid = _grid(grids)
+    if image is not None and minus is None:
+        raise SpecError("say what should go: `elude-steer sweep IMAGE --minus WORD`.")
+    from elude_steer import tuning
+    from elude_steer.images import open_image
+    from elude_steer.steering import Steerer
+
+    picture = None if image is None else open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
+    hide_loading_bars()
+    steerer = Steerer.load(atlas, device=device)
+    if picture is not None:
+        found = tuning.tune_picture(steerer, picture, str(minus), plus, grid, write=write, image=image)
+    else:
+        found = tuning.tune_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, keep=defaults)
+    click.echo(json.dumps(found.rows, indent=2) if as_json else found.table(limit))
+    for note in found.notes:
+        click.echo(f"elude-steer: note: {note}", err=True)
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Which edit of the recipe.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+def export(recipe: str, out: Path, step: int, changes: tuple[str, ...], device: str | None) -> None:
+    """Write the model with an edit of RECIPE inside it to the folder OUT: an ordinary Hugging Face checkpoint.
+
+    \b
+    elude-steer export toyland-cats steered-model --step 3
+    """  # noqa: D301
+    from elude_steer.documents import override
+    from elude_steer.errors import SpecError
+    from elude_steer.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    if step > len(loaded.steps):
+        raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
+    chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
+    from elude_steer.exporting import export
+    from elude_steer.running import settings_of
+    from elude_steer.steering import Steerer
+
+    hide_loading_bars()
+    steerer = Steerer.load(loaded.atlas, device=device)
+    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.where or None, **settings_of(chosen))
+    click.echo(export(steerer, plan, out))
+
+
+def hide_loading_bars() -> None:
+    """Keeps transformers' bars off the terminal."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _box(text: str | None) -> tuple[float, ...] | None:
+    from elude_steer.errors import SpecError
+
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 4:
+        raise SpecError(f"--where is '{text}'; it is a box in pixels: left,top,right,bottom, such as 10,20,60,80.")
+    return numbers
+
+
+def _grid(texts: tuple[str, ...]) -> dict[str, list[Any]]:
+    from elude_steer.errors import SpecError
+
+    grid: dict[str, list[Any]] = {}
+    for text in texts or ("gamma=-15,-50", "kappa=20,60", "nu=6,12,all"):
+        name, equals, values = text.partition("=")
+        if not equals or not values.strip():
+            raise SpecError(f"--grid is '{text}'; it is a setting and its values: gamma=-15,-50.")
+        grid[name.strip()] = [_value(value.strip()) for value in values.split(",")]
+    return grid
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _nu(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
+
+
+def _save_maps(result: Any, path: Path) -> None:
+    """One picture with the maps of all words side by side."""
+    import io
+
+    from PIL import Image
+
+    from elude_steer.figures import titled
+    from elude_steer.storage import write_file
+
+    maps = [titled(result.heatmap(word), word) for word in result.maps]
+    if not maps:
+        return
+    sheet = Image.new("RGB", (sum(one.width for one in maps), max(one.height for one in maps)), "white")
+    left = 0
+    for one in maps:
+        sheet.paste(one, (left, 0))
+        left += one.width
+    data = io.BytesIO()
+    sheet.save(data, "PNG")
+    write_file(path, lambda file: file.write(data.getvalue()))

@@ -1,0 +1,130 @@
+"""Arrays in, pictures out: where a word fires, collages of references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from elude_steer.vlm import PatchGrid
+
+# From nothing over orange to white hot, as (share, red, green, blue).
+_GLOW = np.array(
+    [(0.0, 20, 0, 40), (0.35, 150, 20, 90), (0.65, 240, 110, 30), (0.85, 255, 200, 60), (1.0, 255, 250, 220)]
+)
+
+
+_FRAME = (120, 235, 255)
+
+
+def heatmap(
+    image: Any, grid: PatchGrid, fires: np.ndarray, touched: np.ndarray | None = None, *, side: int = 480
+) -> Image.Image:
+    """A picture under a glow where something fires, with a frame around the patches that were touched.
+
+    Args:
+        image: a PIL picture.
+        grid: where the patches lie.
+        fires: `(tiles, patches)` not negative; the largest glows most, and at least 1 counts as fully on.
+        touched: `(tiles, patches)` bool.
+        side: pixels of the longer side.
+    """
+    scale = side / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    shown = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    heat = spread(grid, fires, size)
+    heat = heat / max(1.0, float(heat.max()))
+    glow = np.stack([np.interp(heat, _GLOW[:, 0], _GLOW[:, channel]) for channel in (1, 2, 3)], -1)
+    weight = np.clip(heat * 1.4, 0, 0.65)[..., None]
+    grey = np.asarray(shown.convert("L").convert("RGB"), float) * 0.55 + np.asarray(shown, float) * 0.45
+    blended = Image.fromarray((grey * (1 - weight) + glow * weight).round().astype(np.uint8))
+    if touched is not None and touched.any():
+        _frame(blended, spread(grid, touched.astype(float), size, smooth=False) > 0)
+    return blended
+
+
+def spread(grid: PatchGrid, values: np.ndarray, size: tuple[int, int], *, smooth: bool = True) -> np.ndarray:
+    """Values of patches as a map over the picture, `(height, width)`: the mean of the tiles that show a place."""
+    width, height = size
+    total, seen = np.zeros((height, width)), np.zeros((height, width))
+    how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    for boxes, tile in zip(grid.boxes, values.reshape(grid.tiles, *grid.shape), strict=True):
+        left, top = boxes[0, :2] * size
+        right, bottom = boxes[-1, 2:] * size
+        area = (round(left), round(top), round(right), round(bottom))
+        stretched = Image.fromarray(tile.astype(np.float32)).resize(
+            (max(1, area[2] - area[0]), max(1, area[3] - area[1])), how
+        )
+        canvas, cover = Image.new("F", size), Image.new("F", size)
+        canvas.paste(stretched, area[:2])
+        cover.paste(1.0, area)
+        total += np.asarray(canvas)
+        seen += np.asarray(cover)
+    return np.clip(total / np.maximum(seen, 1), 0, None)
+
+
+def _frame(image: Image.Image, inside: np.ndarray) -> None:
+    """Draws a line along the inner edge of an area, light with dark beside it, so that it shows on any picture."""
+    line, beside = _shrunk(inside, 2), _shrunk(inside, 3)
+    pixels = np.array(image)
+    pixels[inside & ~line] = _FRAME
+    pixels[line & ~beside] = (10, 30, 50)
+    image.paste(Image.fromarray(pixels))
+
+
+def _shrunk(inside: np.ndarray, by: int) -> np.ndarray:
+    """An area without so many pixels at its edge; what lies outside the picture is outside."""
+    for _ in range(by):
+        wide = np.pad(inside, 1)
+        inside = inside & wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:]
+    return inside
+
+
+def collage(rows: Sequence[tuple[str, Sequence[Any]]], *, cell: int = 96, columns: int = 8) -> Image.Image:
+    """Rows of small pictures, each under its title."""
+    head = 20
+    picture = Image.new("RGB", (columns * (cell + 4) + 4, max(1, len(rows)) * (cell + head + 4)), "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(13)
+    for number, (title, images) in enumerate(rows):
+        top = number * (cell + head + 4)
+        draw.text((6, top + 3), title, fill=(30, 30, 30), font=font)
+        for column, image in enumerate(images[:columns]):
+            picture.paste(image.convert("RGB").resize((cell, cell)), (4 + column * (cell + 4), top + head))
+    return picture
+
+
+def titled(image: Image.Image, title: str) -> Image.Image:
+    """A picture with a line of text above it."""
+    head, font = 26, ImageFont.load_default(16)
+    sheet = Image.new("RGB", (image.width + 8, image.height + head), "white")
+    ImageDraw.Draw(sheet).text((4, 3), title, fill=(30, 30, 30), font=font)
+    sheet.paste(image, (4, head))
+    return sheet
+
+
+def scatter(
+    points: Sequence[tuple[float, float]], *, x: str, y: str, marked: Sequence[int] = (), side: int = 520
+) -> Image.Image:
+    """Points between 0 and 1 on both axes, some of them marked."""
+    left, top, inner = 64, 24, side - 96
+    picture = Image.new("RGB", (side, side), "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
+    for tick in range(6):
+        at = tick / 5
+        across, up = left + at * inner, top + (1 - at) * inner
+        draw.line((left, up, left + inner, up), fill=(228, 230, 235))
+        draw.line((across, top, across, top + inner), fill=(228, 230, 235))
+        draw.text((left - 10, up), f"{at:.1f}", fill=(80, 86, 96), font=font, anchor="rm")
+        draw.text((across, top + inner + 8), f"{at:.1f}", fill=(80, 86, 96), font=font, anchor="ma")
+    draw.text((left + inner / 2, side - 26), x, fill=(30, 33, 40), font=font, anchor="ma")
+    label = Image.new("RGB", (200, 22), "white")
+    ImageDraw.Draw(label).text((100, 2), y, fill=(30, 33, 40), font=font, anchor="ma")
+    picture.paste(label.rotate(90, expand=True), (2, top + inner // 2 - 100))
+    order = [i for i in range(len(points)) if i not in set(marked)] + list(marked)
+    for number in order:
+        px, py = left + points[number][0] * inner, top + (1 - points[number][1]) * inner
+        radius, colour = (7, (205, 60, 40)) if number in marked else (4, (70, 110, 190))
+        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline="white")
+    return picture

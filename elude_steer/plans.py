@@ -1,0 +1,292 @@
+"""Words become edits before anything runs: which sub-units, found by which word, changed how, and on which patches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from elude_steer.concepts import check_word
+from elude_steer.documents import checked
+from elude_steer.errors import SpecError, closest
+from elude_steer.regions import Region
+
+if TYPE_CHECKING:
+    from elude_steer.atlas import Atlas
+    from elude_steer.concepts import Matcher
+
+FAR = 0.45  # below this cosine a word is said to be far from every label
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the sub-units of a word are changed; the names are the paper's where it has one.
+
+    Attributes:
+        mode: `scale` multiplies sub-units where they fire (the paper's); `place` sets those of plus words on a region.
+        alpha: What plus sub-units are multiplied by.
+        gamma: What minus sub-units are multiplied by.
+        beta: How many times their reference activation plus sub-units are set to, in `place`.
+        kappa: How many sub-units a word stands for.
+        nu: On how many patches, where a sub-unit fires most; `all` is every patch.
+        per: Whether nu counts in every tile or over the whole picture.
+        by: How sub-units are found: by the closeness of their `label`, or by the `score` of the closest words.
+        min_similarity: Sub-units found by a word less close than this are left alone.
+    """
+
+    mode: Literal["scale", "place"] = "scale"
+    alpha: float = 15.0
+    gamma: float = -15.0
+    beta: float = 20.0
+    kappa: int = 100
+    nu: int | Literal["all"] = 50
+    per: Literal["tile", "image"] = "tile"
+    by: Literal["label", "score"] = "label"
+    min_similarity: float = -1.0
+
+    @classmethod
+    def of(cls, *layers: Mapping[str, Any]) -> Settings:
+        """The settings that several layers give, the first that has one deciding; None counts as not given."""
+        known = {field.name for field in fields(cls)}
+        merged: dict[str, Any] = {}
+        for layer in reversed(layers):
+            for name in layer:
+                if name not in known:
+                    raise SpecError(f"there is no setting '{name}'.{closest(name, sorted(known))}")
+            given = {name: value for name, value in layer.items() if value is not None}
+            merged |= {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        try:
+            return _checked(**merged)
+        except TypeError as error:  # a list cannot be a setting
+            raise SpecError(f"a setting is a single value ({error}).") from error
+
+    def checked(self) -> Settings:
+        """The same; raises where a value cannot be meant."""
+        if isinstance(self.nu, str) and self.nu != "all":
+            raise SpecError(f"nu is '{self.nu}'; it is a number of patches, or 'all'.")
+        if not isinstance(self.nu, str) and (isinstance(self.nu, bool) or not 1 <= self.nu < math.inf or self.nu % 1):
+            raise SpecError(f"nu is {self.nu}; it is at least 1, or 'all'.")
+        if isinstance(self.kappa, bool) or not isinstance(self.kappa, int) or self.kappa < 1:
+            raise SpecError(f"kappa is {self.kappa!r}; a whole number of sub-units stands for a word, at least 1.")
+        for name in ("alpha", "gamma", "beta", "min_similarity"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise SpecError(f"{name} is {value!r}; it is a finite number.")
+        same = checked(self)
+        return replace(same, alpha=float(same.alpha), gamma=float(same.gamma), beta=float(same.beta))
+
+
+@lru_cache(maxsize=4096, typed=True)  # by type, for True is not 1
+def _checked(**values: Any) -> Settings:
+    return Settings(**values).checked()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One sub-unit and what happens to it: `scale` multiplies its activation by `amount`, `set` makes it `amount`."""
+
+    sub_unit: int
+    unit: int
+    kind: Literal["scale", "set"]
+    amount: float
+    label: str
+    via: str
+    similarity: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Concept:
+    """A wanted word: whether it goes (`minus`) or comes (`plus`), how, and the sub-units that stand for it."""
+
+    word: str
+    role: Literal["minus", "plus"]
+    settings: Settings
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will happen to a picture, before it happens.
+
+    Attributes:
+        concepts: minus words first, each in the order they were given.
+        where: the region that plus words are placed on; None goes where the minus words fire.
+        atlas: the name of the atlas the sub-units are numbered in.
+        weights: the fingerprint of that atlas.
+    """
+
+    concepts: tuple[Concept, ...] = ()
+    where: Region | None = None
+    atlas: str = ""
+    weights: str = ""
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All edits of all words."""
+        return tuple(edit for concept in self.concepts for edit in concept.edits)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything can change at all."""
+        return any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
+
+    @property
+    def folds(self) -> bool:
+        """Whether the edit is linear in the layer's input: every patch, and nothing set."""
+        return all(c.settings.nu == "all" and all(e.kind == "scale" for e in c.edits) for c in self.concepts if c.edits)
+
+    @property
+    def key(self) -> str:
+        """A short hash of the whole plan."""
+        return hashlib.blake2b(json.dumps(self.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    def words(self, role: str) -> tuple[str, ...]:
+        """The words of one role."""
+        return tuple(concept.word for concept in self.concepts if concept.role == role)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `Plan.from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote."""
+        concepts = tuple(
+            Concept(c["word"], c["role"], Settings(**c["settings"]), tuple(Edit(**e) for e in c["edits"]))
+            for c in values["concepts"]
+        )
+        where = values.get("where")
+        region = None
+        if where:
+            region = Region(
+                tuple(where["box"]) if where["box"] else None, tuple(where["mask"]) if where["mask"] else None
+            )
+        return cls(concepts, region, values["atlas"], values["weights"])
+
+    def __str__(self) -> str:
+        if not self.concepts:
+            return "nothing is changed"
+        lines = []
+        for concept in self.concepts:
+            s = concept.settings
+            place = any(e.kind == "set" for e in concept.edits)
+            patches = f"{s.nu} patch{'' if s.nu == 1 else 'es'} {'an' if s.per == 'image' else 'a'} {s.per}"
+            amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
+            how = f"set to {s.beta:g} x reference" if place else amount
+            where = "the region" if place else ("every patch" if s.nu == "all" else patches)
+            sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
+            lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
+            named: dict[tuple[str, float], int] = {}
+            for edit in concept.edits:
+                named[edit.via, edit.similarity] = named.get((edit.via, edit.similarity), 0) + 1
+            found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
+            more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
+            lines += [f"  {', '.join(found[:4])}{more}"] if found else []
+        return "\n".join(lines)
+
+
+def make_plan(
+    atlas: Atlas,
+    matcher: Matcher,
+    *,
+    minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    where: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[Plan, list[str]]:
+    """The plan of some words, and what is worth knowing about it.
+
+    Args:
+        atlas: whose sub-units.
+        matcher: finds them.
+        minus: words that should go; as a mapping, each with settings of its own.
+        plus: words that should come.
+        where: the region for plus words; see `Region.of`.
+        settings: for all words.
+        defaults: what counts where nobody says anything, before the paper's values.
+    """
+    wanted = _words("minus", minus) | _words("plus", plus)
+    minus_words = {word for word, role in wanted if role == "minus"}
+    both = sorted(minus_words & {word for word, role in wanted if role == "plus"})
+    if both:
+        raise SpecError(f"'{both[0]}' is in minus and in plus; a word either goes or comes.")
+    region = Region.of(where)
+    concepts, notes = [], []
+    for (word, role), own in wanted.items():
+        how = Settings.of(own, settings or {}, defaults or {})
+        if how.mode == "place" and role == "plus" and region is None and not minus_words:
+            raise SpecError(
+                f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or mask)."
+            )
+        concept, note = _concept(atlas, matcher, word, role, how)
+        concepts.append(concept)
+        notes += note
+    plus_units = {edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits}
+    kept: list[Concept] = []
+    taken: set[int] = set()
+    for concept in concepts:
+        free = [e for e in concept.edits if e.sub_unit not in taken]
+        if concept.role == "minus":  # a sub-unit wanted by both goes to plus
+            free = [e for e in free if e.sub_unit not in plus_units]
+        taken |= {e.sub_unit for e in free}
+        kept.append(replace(concept, edits=tuple(free)))
+    placed = any(edit.kind == "set" for concept in kept for edit in concept.edits)
+    if placed and region is None and not any(concept.role == "minus" and concept.edits for concept in kept):
+        raise SpecError(
+            "nothing says where to place: the minus words' sub-units are plus ones too, or below min_similarity; "
+            "lower kappa, or give where."
+        )
+    return Plan(tuple(kept), region, atlas.name, atlas.fingerprint), notes
+
+
+def _words(role: str, given: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
+    if isinstance(given, str):
+        raise SpecError(f"{role} is a list of words: {role}=[{given!r}].")
+    pairs = given.items() if isinstance(given, Mapping) else ((word, {}) for word in given or ())
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for word, own in pairs:
+        found[check_word(word), role] = own
+    return found
+
+
+def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings) -> tuple[Concept, list[str]]:
+    labels, notes = atlas.named(), []
+    found = labels.search(matcher, word, atlas.units.numpy(), limit=how.kappa, by=how.by)
+    close = [match for match in found if match.similarity >= how.min_similarity]
+    if not close:
+        best = max(found, key=lambda match: match.similarity) if found else None
+        near = f" (closest: '{best.via}', {best.similarity:.2f})" if best else ""
+        notes.append(
+            f"no sub-unit of atlas '{atlas.name}' is as close to '{word}' as min_similarity {how.min_similarity:g} "
+            f"asks{near}: it is left out."
+        )
+    elif close[0].similarity < FAR:
+        best = close[0]
+        notes.append(
+            f"'{word}' is far from every label of atlas '{atlas.name}' (closest: '{best.via}', {best.similarity:.2f}): "
+            f"its {len(close)} sub-units may not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
+        )
+    place = how.mode == "place" and role == "plus"
+    reference = atlas.references.activation
+    edits = tuple(
+        Edit(
+            match.sub_unit,
+            match.unit,
+            "set" if place else "scale",
+            how.beta * float(reference[match.sub_unit]) if place else (how.alpha if role == "plus" else how.gamma),
+            match.label,
+            match.via,
+            match.similarity,
+            match.score,
+        )
+        for match in close
+    )
+    return Concept(word, role, how, edits), notes

@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from elude_steer.figures import _FRAME, collage, heatmap, scatter, spread, titled
+from elude_steer.vlm import PatchGrid
+
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+
+
+def grid_of(*areas, rows=4, columns=4):
+    """Tiles over these parts of the picture."""
+    boxes = [
+        [
+            (left + w * c / columns, top + h * r / rows, left + w * (c + 1) / columns, top + h * (r + 1) / rows)
+            for r in range(rows)
+            for c in range(columns)
+        ]
+        for left, top, right, bottom in areas
+        for w, h in [(right - left, bottom - top)]
+    ]
+    return PatchGrid(np.array(boxes), (rows, columns))
+
+
+def only(grid, *places, value=1.0):
+    """Zero but at these `(tile, row, column)`."""
+    values = np.zeros((grid.tiles, *grid.shape))
+    for place in places:
+        values[place] = value
+    return values.reshape(grid.tiles, -1)
+
+
+def warmth(picture):
+    """How much redder than blue, `(height, width)`."""
+    pixels = np.asarray(picture, float)
+    return pixels[..., 0] - pixels[..., 2]
+
+
+GREY = Image.new("RGB", (96, 96), (120, 120, 120))
+SQUARE = grid_of(WHOLE)
+
+
+# Spreading values over the picture
+
+
+def test_every_patch_fills_its_place():
+    values = np.arange(16.0).reshape(1, 16)
+    spread_out = spread(SQUARE, values, (40, 40), smooth=False)
+    assert (spread_out == np.arange(16).reshape(4, 4).repeat(10, 0).repeat(10, 1)).all()
+
+
+def test_places_that_several_tiles_show_get_their_mean():
+    grid = grid_of(WHOLE, (0, 0, 0.5, 1), (0.5, 0, 1, 1))
+    values = np.stack([np.full(16, 1.0), np.full(16, 3.0), np.full(16, 0.0)])
+    spread_out = spread(grid, values, (40, 20), smooth=False)
+    assert (spread_out[:, :20] == 2).all()
+    assert (spread_out[:, 20:] == 0.5).all()
+
+
+def test_a_tile_that_reaches_over_the_border_is_cut():
+    grid = grid_of((0.0, -0.5, 1.0, 1.5))
+    values = np.arange(16.0).reshape(1, 16)
+    spread_out = spread(grid, values, (40, 40), smooth=False)
+    assert (spread_out[:20] == np.arange(4, 8).repeat(10)).all()
+    assert (spread_out[20:] == np.arange(8, 12).repeat(10)).all()
+
+
+def test_what_is_the_same_everywhere_stays_the_same():
+    for smooth in (True, False):
+        spread_out = spread(SQUARE, np.full((1, 16), 0.7), (50, 33), smooth=smooth)
+        assert spread_out.shape == (33, 50)
+        np.testing.assert_allclose(spread_out, 0.7, rtol=1e-5)
+
+
+def test_smoothing_never_goes_below_zero():
+    assert (spread(SQUARE, only(SQUARE, (0, 1, 1)), (96, 96)) >= 0).all()
+
+
+# Heat maps
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "expected"),
+    [
+        ((96, 96), 480, (480, 480)), ((192, 96), 480, (480, 240)), ((96, 192), 100, (50, 100)),
+        ((1000, 700), 480, (480, 336)), ((1000, 1), 100, (100, 1)),
+    ],
+)  # fmt: skip
+def test_the_longer_side_is_as_long_as_asked(size, side, expected):
+    assert heatmap(Image.new("RGB", size), SQUARE, np.zeros((1, 16)), side=side).size == expected
+
+
+def test_it_glows_where_it_fires_and_only_there():
+    drawn = warmth(heatmap(GREY, SQUARE, only(SQUARE, (0, 0, 3)), side=96))
+    at = np.unravel_index(drawn.argmax(), drawn.shape)
+    assert at[0] < 24
+    assert at[1] >= 72
+    assert drawn[:24, 72:].mean() > 40
+    assert abs(drawn[48:, :48]).max() == 0
+
+
+def test_more_fire_glows_more_and_beyond_one_it_is_relative():
+    def glow(value):
+        return warmth(heatmap(GREY, SQUARE, only(SQUARE, (0, 1, 1), value=value), side=96)).max()
+
+    assert glow(0) < glow(0.2) < glow(0.5)
+    # From "fully on" upwards the strongest patch looks the same.
+    one, ten = (heatmap(GREY, SQUARE, np.full((1, 16), value), side=96) for value in (1.0, 10.0))
+    assert (np.asarray(one) == np.asarray(ten)).all()
+
+
+def test_a_map_of_zeros_shows_the_picture_calmer_and_nothing_else():
+    picture = Image.new("RGB", (96, 96), (200, 40, 40))
+    drawn = np.asarray(heatmap(picture, SQUARE, np.zeros((1, 16)), np.zeros((1, 16), bool), side=96))
+    assert (drawn == drawn[0, 0]).all()
+    red, green, blue = (int(value) for value in drawn[0, 0])
+    assert 200 > red > green == blue
+    assert (np.asarray(heatmap(GREY, SQUARE, np.zeros((1, 16)), side=96)) == 120).all()
+
+
+def framed(picture):
+    return (np.asarray(picture) == _FRAME).all(-1)
+
+
+def test_a_frame_stands_around_what_was_touched():
+    touched = only(SQUARE, (0, 1, 1), (0, 1, 2)).astype(bool)
+    found = framed(heatmap(GREY, SQUARE, np.zeros((1, 16)), touched, side=96))
+    rows, columns = np.nonzero(found)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (24, 47, 24, 71)
+    assert found[24, 24:72].all()
+    assert found[24:48, 24].all()
+    assert not found[30:42, 30:66].any()  # also not between the two patches
+
+
+def test_the_frame_is_closed_at_the_border_of_the_picture():
+    found = framed(heatmap(GREY, SQUARE, np.zeros((1, 16)), np.ones((1, 16), bool), side=96))
+    for edge in (found[0], found[-1], found[:, 0], found[:, -1]):
+        assert edge.all()
+    assert not found[4:-4, 4:-4].any()
+
+
+def test_without_touched_patches_there_is_no_frame():
+    fires = only(SQUARE, (0, 1, 1))
+    without = heatmap(GREY, SQUARE, fires, side=96)
+    assert not framed(without).any()
+    assert (np.asarray(heatmap(GREY, SQUARE, fires, np.zeros((1, 16), bool), side=96)) == np.asarray(without)).all()
+
+
+def test_a_wide_picture_of_several_tiles():
+    """A patch of the right tile is a quarter of the picture's half: half as wide as one of the whole."""
+    grid = grid_of(WHOLE, (0, 0, 0.5, 1), (0.5, 0, 1, 1))
+    wide = Image.new("RGB", (192, 96), (120, 120, 120))
+    place = (2, 3, 3)  # the lower right corner of the right tile
+    drawn = heatmap(wide, grid, only(grid, place), only(grid, place).astype(bool), side=192)
+    assert drawn.size == (192, 96)
+    rows, columns = np.nonzero(framed(drawn))
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (72, 95, 168, 191)
+    glow = warmth(drawn)
+    glow[framed(drawn)] = 0
+    assert glow[74:94, 170:190].max() > 20
+    assert abs(glow[:, :96]).max() == 0
+
+
+def test_the_picture_is_left_as_it_was_and_may_have_any_mode():
+    for mode in ("L", "RGBA", "P", "1"):
+        picture = Image.new(mode, (30, 30))
+        before = picture.tobytes()
+        assert heatmap(picture, SQUARE, only(SQUARE, (0, 1, 1)), np.ones((1, 16), bool)).mode == "RGB"
+        assert picture.tobytes() == before
+
+
+# Sheets
+
+
+def test_a_title_stands_above():
+    sheet = titled(GREY, "dog")
+    assert sheet.size == (104, 122)
+    pixels = np.asarray(sheet)
+    assert (pixels[26:, 4:100] == 120).all()
+    assert (pixels[:26] < 100).any()
+
+
+def test_a_collage_has_a_row_for_each():
+    rows = [("one", [GREY] * 3), ("two", [GREY] * 20), ("none", [])]
+    sheet = collage(rows, cell=32, columns=4)
+    assert sheet.size == (4 * 36 + 4, 3 * 56)
+    assert collage([]).height > 0
+
+
+def test_points_stand_where_their_values_say():
+    picture = np.asarray(scatter([(0.0, 0.0), (1.0, 1.0), (0.5, 0.5)], x="kept", y="success", marked=[1], side=520))
+    blue, red = ((picture == colour).all(-1) for colour in ((70, 110, 190), (205, 60, 40)))
+    rows, columns = np.nonzero(red)
+    assert (round(rows.mean()), round(columns.mean())) == (24, 64 + 424)
+    assert blue[24 + 424, 64]
+    assert blue[24 + 212, 64 + 212]

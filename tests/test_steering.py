@@ -1,0 +1,348 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import elude_steer as es
+from elude_steer import toyland
+from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
+from elude_steer.plans import Plan, Settings
+from elude_steer.regions import Region
+from elude_steer.resuming import look
+from elude_steer.steering import Steerer
+
+
+@pytest.fixture(scope="module")
+def steerer():
+    return Steerer.load("toyland")
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    """Pictures of one and of two tiles."""
+    found = list(toyland.scenes(seed=50_001, n=60))
+    wide = [scene for scene in found if scene.image.width != scene.image.height and len(scene.things) > 1]
+    square = [scene for scene in found if scene.image.width == scene.image.height and len(scene.things) > 1]
+    return [square[0], wide[0], square[1], wide[1]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(steerer, no_hooks_left):
+    no_hooks_left(steerer.vlm.model)
+    yield
+    assert not any({"forward", "generate"} & set(vars(module)) for module in steerer.vlm.model.modules())
+
+
+def logits(steerer, images, plan=None, applied=True):
+    inputs = steerer.vlm.inputs(images)
+    with torch.inference_mode():
+        if not applied:
+            return steerer.vlm.model(**inputs).logits
+        with steerer.applied(plan):
+            return steerer.vlm.model(**inputs).logits
+
+
+def some_plan(steerer, **settings):
+    return steerer.plan(minus=["dog"], plus=["biker"], where=(10, 10, 60, 60), **settings)
+
+
+def test_without_an_edit_not_a_bit_changes(steerer, scenes):
+    images = [scene.image for scene in scenes]
+    bare = logits(steerer, images, applied=False)
+    for plan in (None, Plan(), steerer.plan(minus=["dog"], plus=["cat"], mode="scale", alpha=1, gamma=1)):
+        assert torch.equal(logits(steerer, images, plan), bare)
+        assert torch.equal(logits(steerer, images, [plan] * 4), bare)
+    plan = some_plan(steerer)
+    steered = logits(steerer, images, plan)
+    assert not torch.equal(steered, bare)
+    assert torch.equal(logits(steerer, images, applied=False), bare)
+    assert torch.equal(logits(steerer, images, plan), steered)
+    with pytest.raises(RuntimeError, match="stop"), steerer.applied(plan):
+        raise RuntimeError("stop")
+    assert torch.equal(logits(steerer, images, applied=False), bare)
+
+
+def literal(steerer, q, plan, image):
+    """The change, patch by patch and sub-unit by sub-unit, as the method says it."""
+    weight, bias = steerer.vlm.layer.weight.detach().double(), steerer.vlm.layer.bias.detach().double()
+    members = steerer.atlas.members()
+    tiles, patches, _ = q.shape
+    change = torch.zeros(tiles, patches, len(weight), dtype=torch.float64)
+
+    def activation(sub_unit):
+        unit = int(steerer.atlas.units[sub_unit])
+        owners = members[list(steerer.atlas.sub_units_of(unit))].sum(0).double()
+        share = members[sub_unit].double() / owners
+        return q.double() @ (weight[unit] * share) + bias[unit] * share.mean()
+
+    def largest(values, nu, per):
+        mask = torch.zeros(tiles, patches, dtype=torch.bool)
+        groups = [values] if per == "image" else [values[t] for t in range(tiles)]
+        for t, group in enumerate(groups):
+            flat = group.flatten()
+            count = len(flat) if nu == "all" else min(int(nu), len(flat))
+            top = sorted(range(len(flat)), key=lambda i: -float(flat[i]))[:count]
+            if per == "image":
+                mask.view(-1)[top] = True
+            else:
+                mask[t, top] = True
+        return mask
+
+    region = None
+    placed = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
+    if placed:
+        how = placed[0].settings
+        if plan.where is not None:
+            boxes = steerer.vlm.grid(image.size).boxes
+            region = torch.from_numpy(plan.where.covers(boxes, image.size))
+        else:
+            minus = [e for c in plan.concepts if c.role == "minus" for e in c.edits]
+            reference = steerer.atlas.references.activation
+            on = [float(reference[e.sub_unit]) for e in minus]
+            shares = [activation(e.sub_unit) / (r if r > 1e-6 else np.inf) for e, r in zip(minus, on, strict=True)]
+            region = largest(torch.stack(shares).mean(0), how.nu, how.per)
+    for concept in plan.concepts:
+        for edit in concept.edits:
+            now = activation(edit.sub_unit)
+            if edit.kind == "set":
+                change[..., edit.unit] += (edit.amount - now) * region
+            else:
+                mask = largest(now, concept.settings.nu, concept.settings.per)
+                change[..., edit.unit] += (edit.amount - 1) * now * mask
+    return change
+
+
+SETTINGS = [
+    {"mode": "scale", "nu": 1, "per": "tile"},
+    {"mode": "scale", "nu": 25, "per": "image"},
+    {"mode": "scale", "nu": "all"},
+    {"mode": "place", "nu": 10, "per": "tile"},
+    {"mode": "place", "nu": 10, "per": "image"},
+    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80)},
+    {"mode": "place", "nu": 5, "where": np.eye(16, dtype=bool)},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_change_is_the_methods(steerer, scenes, settings):
+    """On a batch of pictures with different numbers of tiles, each with a plan of its own, against the slow way."""
+    settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "beta": 4.0, **settings}
+    words = [["dog"], ["cat", "tree"], ["ball"], ["bird"]]
+    plans = [steerer.plan(minus=minus, plus=["biker"], **settings) for minus in words]
+    images = [scene.image for scene in scenes]
+    inputs = steerer.vlm.inputs(images)
+    seen = {}
+
+    def layer(plan):
+        def watch(_module, args, output):
+            seen["q"], seen["out"] = args[0], output
+
+        with steerer.applied(plan):
+            handle = steerer.vlm.layer.register_forward_hook(watch)
+            try:
+                with torch.inference_mode():
+                    steerer.vlm.model(**inputs)
+            finally:
+                handle.remove()
+        return seen["q"], seen["out"]
+
+    q, bare = layer(None)
+    _, out = layer(plans)
+    parts = steerer.vlm.split_by_image(q, inputs, 4)
+    wanted = torch.cat(
+        [literal(steerer, part, plan, image) for part, plan, image in zip(parts, plans, images, strict=True)]
+    )
+    got = (out - bare).double()
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    untouched = wanted == 0
+    assert untouched.any() or settings["nu"] == "all"
+    assert torch.equal(out[untouched], bare[untouched])
+
+
+def test_folded_and_hooked_forms_agree(steerer, scenes):
+    images = [scene.image for scene in scenes]
+    plan = steerer.plan(minus=["dog"], plus=["biker"], mode="scale", nu="all", kappa=30)
+    assert plan.folds
+    folded = logits(steerer, images, plan)
+    hooked = logits(steerer, images, [plan, plan, plan, plan])
+    torch.testing.assert_close(folded, hooked, rtol=1e-4, atol=1e-3)
+    weight = steerer.vlm.layer.weight.clone()
+    steerer.steer(images[0], minus=["dog"], mode="scale", nu="all")
+    assert torch.equal(steerer.vlm.layer.weight, weight)
+
+
+def test_resuming_gives_what_running_gives(steerer, scenes):
+    images = [scene.image for scene in scenes]
+    plans = [steerer.plan(minus=[word]) for word in ("dog", "cat", "beach", "ball")]
+    together = steerer.captions(images, [[None, plan] for plan in plans])
+    bare = steerer.vlm.caption(images)
+    with steerer.applied(plans):
+        steered = steerer.vlm.caption(images)
+    assert [own[0] for own in together] == bare
+    assert [own[1] for own in together] == steered
+
+
+def test_the_tower_runs_once_a_picture(steerer, scenes, monkeypatch):
+    block = steerer.vlm.model.get_submodule(steerer.vlm.layer_name.rsplit(".layers.", 1)[0]).layers[0]
+    calls = []
+    whole = type(block).forward
+
+    def counted(self, *args, **kwargs):
+        if self is block:
+            calls.append(len(args[0]))
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(block), "forward", counted)
+    plans = [steerer.plan(minus=["dog"], gamma=-float(g)) for g in range(2, 9)]
+    steerer.captions([scenes[0].image], [[None, *plans]])
+    assert calls == [2]  # the two tiles of one picture, for eight captions
+
+
+def test_threads_never_see_each_others_plans(steerer, scenes):
+    images = [scene.image for scene in scenes]
+    words = ["dog", "cat", "ball", "beach", "park", "bird", "car", "boat"]
+    plans = [None, *(steerer.plan(minus=[word]) for word in words), steerer.plan(minus=["dog"], mode="scale", nu="all")]
+    jobs = [(images[i % 4], plans[i % len(plans)]) for i in range(64)]
+
+    def work(job):
+        image, plan = job
+        with steerer.applied(plan):
+            return steerer.vlm.caption([image])[0]
+
+    serial = [work(job) for job in jobs]
+    barrier = threading.Barrier(64)
+
+    def at_once(job):
+        barrier.wait()
+        return work(job)
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(at_once, jobs)) == serial
+
+
+def test_a_result_tells_what_happened(steerer, scenes):
+    scene = scenes[1]
+    word = scene.objects[0]
+    result = steerer.steer(scene.image, minus=[word])
+    assert result.baseline == steerer.vlm.caption([scene.image])[0]
+    assert word in result.gone
+    assert result.plan.words("minus") == (word,)
+    fires, touched = result.maps[word]
+    assert fires.shape == touched.shape == result.grid.boxes.shape[:2]
+    assert max(result.heatmap(word).size) == 480
+    values = result.to_dict()
+    assert Plan.from_dict(values["plan"]) == result.plan
+    assert result.provenance["atlas"] == "toyland"
+    assert result.baseline in repr(result)
+    with pytest.raises(AtlasError, match=rf"no map of 'zebra'; there is one of '{word}'"):
+        result.heatmap("zebra")
+
+
+def test_plans_are_values(steerer):
+    plan = steerer.plan(minus=["dog"], plus=["cat"])
+    again = steerer.plan(minus=["dog"], plus=["cat"])
+    assert plan == again
+    assert hash(plan) == hash(again)
+    assert plan.key == again.key
+    assert steerer.plan(minus=["dog"], gamma=-3).key != plan.key
+    assert "-dog" in str(plan)
+    assert "+cat" in str(plan)
+
+
+def test_a_sub_unit_wanted_by_both_goes_to_plus(steerer):
+    plan = steerer.plan(minus=["dog"], plus=["puppy"], kappa=10)
+    minus, plus = plan.concepts
+    assert not {e.sub_unit for e in minus.edits} & {e.sub_unit for e in plus.edits}
+    assert len(plus.edits) == 10
+    assert len(minus.edits) < 10
+
+
+def test_settings_of_a_word_come_before_those_of_the_plan(steerer):
+    plan = steerer.plan(minus={"dog": {"gamma": -3.0, "kappa": 4}, "cat": {}}, gamma=-7, mode="scale")
+    assert [c.settings.gamma for c in plan.concepts] == [-3, -7]
+    assert len(plan.concepts[0].edits) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"minus": "dog"}, SpecError, r"minus is a list of words: minus=\['dog'\]"),
+        ({"minus": ["  "]}, SpecError, "a concept is a word, not '  '"),
+        ({"minus": ["dog"], "kappa": 0}, SpecError, "kappa is 0"),
+        ({"minus": ["dog"], "nu": -1}, SpecError, "nu is -1; it is at least 1, or 'all'"),
+        ({"minus": ["dog"], "nu": "al"}, SpecError, "nu is 'al'"),
+        ({"minus": ["dog"], "gamma": float("nan")}, SpecError, "gamma is nan; it is a finite number"),
+        ({"minus": ["dog"], "plus": ["dog"]}, SpecError, "'dog' is in minus and in plus"),
+        ({"plus": ["dog"], "mode": "place"}, SpecError, r"'dog' can only be placed somewhere"),
+        ({"minus": ["dog"], "mode": "push"}, SpecError, r"mode.*push"),
+        ({"minus": {"dog": {"gama": 3}}}, SpecError, "no setting 'gama'. Did you mean 'gamma'"),
+        ({"minus": ["dog"], "where": (5, 5, 5, 9)}, SpecError, "the box .* is empty"),
+        ({"minus": ["dog"], "where": np.zeros((4, 4))}, SpecError, "the mask marks nothing"),
+    ],
+)
+def test_bad_plans_are_one_line(steerer, call, error, message):
+    with pytest.raises(error, match=message) as caught:
+        steerer.plan(**call)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_pictures_and_boxes_are_one_line(steerer, scenes, tmp_path):
+    from PIL import Image
+
+    with pytest.raises(ImageError, match="cannot be read"):
+        steerer.steer(tmp_path / "none.png", minus=["dog"])
+    huge = tmp_path / "huge.png"
+    Image.new("1", (20_000, 20_000)).save(huge)
+    with pytest.raises(ImageError, match="more than 100,000,000 pixels"):
+        steerer.steer(huge, minus=["dog"])
+    with pytest.raises(SpecError, match="lies outside the picture, which is 96 x 96 pixels"):
+        steerer.steer(scenes[0].image, plus=["dog"], mode="place", where=(200, 200, 300, 300))
+    with pytest.raises(ModelError, match="not finite; use smaller gains"):
+        steerer.steer(scenes[0].image, minus=["dog"], gamma=-3e38, mode="scale", nu=5)
+
+
+def test_an_atlas_of_other_weights_is_refused(steerer, tiny_llava):
+    from elude_steer.vlm import Vlm
+
+    with pytest.raises(AtlasError, match="was built for other weights of this layer"):
+        Steerer.of(Vlm.load(str(tiny_llava)), steerer.atlas, steerer.matcher)
+    other = Plan(weights="x", atlas="other")
+    with pytest.raises(AtlasError, match=r"made with another atlas \('other'\)"):
+        steerer.prepare(other)
+
+
+def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
+    with pytest.warns(EludeSteerWarning, match=r"far from every label of atlas 'toyland' \(closest: "):
+        steerer.plan(minus=["quantum chromodynamics"])
+    with pytest.warns(EludeSteerWarning, match="min_similarity 0.99 asks"):
+        steerer.plan(minus=["puppy"], min_similarity=0.99)
+    with pytest.warns(EludeSteerWarning, match="the caption did not change; try more sub-units"):
+        steerer.steer(scenes[0].image, minus=["zebra"], gamma=0.99, mode="scale", kappa=1)
+
+
+def test_regions_cover_what_they_mark():
+    boxes = np.array([[[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]]])
+    assert Region.of((0, 0, 50, 50)).covers(boxes, (100, 100)).tolist() == [[True, False, False, False]]
+    assert Region.of((60, 10, 70, 20)).covers(boxes, (100, 100)).tolist() == [[False, True, False, False]]
+    mask = np.array([[0, 0], [1, 1]])
+    assert Region.of(mask).covers(boxes, (100, 100)).tolist() == [[False, False, True, True]]
+
+
+def test_settings_take_the_first_that_is_given():
+    how = Settings.of({"gamma": None}, {"gamma": -2}, {"gamma": -3, "nu": 4})
+    assert (how.gamma, how.nu, how.kappa) == (-2.0, 4, 100)
+
+
+def test_public_face(scenes):
+    result = es.steer(scenes[0].image, minus=[scenes[0].objects[0]])
+    assert isinstance(result.caption, str)
+    assert result.baseline != ""
+
+
+def test_looking_stops_at_the_target(steerer, scenes):
+    seen = look(steerer.vlm, [scenes[1].image])
+    assert seen.q[0].shape == (3, 64, 512)
+    with torch.inference_mode():
+        assert torch.equal(seen.q[0], steerer.vlm.encode([scenes[1].image])[0])
