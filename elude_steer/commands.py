@@ -254,10 +254,11 @@ def export(recipe: str, out: Path, step: int, changes: tuple[str, ...], device: 
 
 
 def hide_loading_bars() -> None:
-    """Keeps transformers' bars off the terminal."""
+    """Keeps transformers' bars, and what it tells developers, off the terminal."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def _box(text: str | None) -> tuple[float, ...] | None:
