@@ -21,9 +21,10 @@ from elude_steer.manifest import check_files, check_target, find_atlas, read_man
 from elude_steer.splitting import layer_parameters, share_out
 from elude_steer.storage import new_folder, write_file
 
-_MEMBERSHIPS, _REFERENCES, _IMAGES, _CARD = (
+_MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES, _CARD = (
     "memberships.safetensors",
     "references.safetensors",
+    "streams.safetensors",
     "images.json",
     "README.md",
 )
@@ -64,6 +65,8 @@ class Atlas:
         folder: where it was loaded from.
         labels: what the sub-units are called; None before they are named.
         downloaded: whether it came from the Hub, where anybody may have written its spec.
+        streams: `(S, d_out)` float16 what each unit carries behind the residual connection where a sub-unit fires,
+            less the mean over all sub-units; None where nobody measured it.
     """
 
     packed: torch.Tensor
@@ -77,6 +80,7 @@ class Atlas:
     folder: Path | None = None
     labels: Labels | None = None
     downloaded: bool = False
+    streams: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -150,6 +154,24 @@ class Atlas:
         of = self.units[wanted].to(weight.device)
         return share_out(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
 
+    def levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
+        """What "on" is for the sub-units of one concept, `(n,)`.
+
+        Args:
+            sub_units: that mean one thing together.
+            level: `reference` is the activation of each where it is strongest. `stream` is what its unit carries
+                where the concept is: the mean over all of them, because they tell of the same thing, shared by those
+                of one unit. A layer may well write against what is already there; only the stream tells what is read.
+        """
+        wanted = torch.as_tensor(sub_units, dtype=torch.long)
+        if level == "reference":
+            return self.references.activation[wanted]
+        if self.streams is None:
+            raise AtlasError(f"atlas '{self.name}' has no streams; build it again, or use level: reference.")
+        units = self.units[wanted]
+        carried = self.streams[wanted].float().mean(0)[units] if len(wanted) else torch.empty(0)
+        return carried / torch.bincount(units, minlength=self.d_out)[units]
+
     def named(self) -> Labels:
         """The labels; raises where sub-units have no names."""
         if self.labels is None:
@@ -217,6 +239,9 @@ class Atlas:
             write_file(new / _IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
             if self.labels is not None:
                 self.labels.save(new)
+            if self.streams is not None:
+                streams = {"streams": self.streams.contiguous()}
+                write_file(new / _STREAMS, lambda file: file.write(save(streams)))
             for name, picture in (thumbnails or {}).items():
                 write_file(new / "thumbnails" / name, lambda file, picture=picture: file.write(picture))  # type: ignore[misc]
             write_file(new / _CARD, lambda file: file.write(self.card().encode()))
@@ -252,6 +277,7 @@ class Atlas:
             References(**{key: references[f"{kind}.{key}"] for key in References.__dataclass_fields__})
             for kind in ("sub_units", "units")
         )
+        streams = load_file(folder / _STREAMS)["streams"] if (folder / _STREAMS).is_file() else None
         images = json.loads((folder / _IMAGES).read_text(encoding="utf-8"))
         return cls(
             tensors["members"],
@@ -264,6 +290,7 @@ class Atlas:
             about,
             folder,
             Labels.load(folder),
+            streams=streams,
         )
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:

@@ -14,20 +14,34 @@ SETTINGS = (
     click.option("--mode", type=click.Choice(["scale", "place"]), help="Scale where they fire, or set on a region."),
     click.option("--alpha", type=float, help="What plus sub-units are multiplied by."),
     click.option("--gamma", type=float, help="What minus sub-units are multiplied by."),
-    click.option("--beta", type=float, help="Times the reference activation that plus sub-units are set to."),
+    click.option("--beta", type=float, help="Times their level that sub-units are set to, in place."),
+    click.option("--level", type=click.Choice(["reference", "stream"]), help="What beta is a multiple of."),
+    click.option("--fill", type=int, help="Sub-units of the surroundings that take a removed word's place."),
     click.option("--kappa", type=int, help="Sub-units a word stands for."),
     click.option("--nu", help="Patches where they are changed, or all."),
     click.option("--per", type=click.Choice(["tile", "image"]), help="Whether nu counts a tile or a picture."),
+    click.option("--smooth/--no-smooth", default=None, help="Seek a word's region in neighbouring patches too."),
     click.option("--by", type=click.Choice(["label", "score"]), help="How sub-units are found."),
     click.option("--min-similarity", type=float, help="Least cosine of a word and a label."),
 )
 
 
-def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option for every setting."""
-    for option in reversed(SETTINGS):
-        command = option(command)
-    return command
+LOADING = (
+    click.option("--device", help="Where to compute: cpu, cuda, mps."),
+    click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
+    click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run."),
+)
+
+
+def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds options to a command, the first on top of its help."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 @click.command()
@@ -37,12 +51,10 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
 @click.option("--where", metavar="L,T,R,B", help="A box in pixels to place plus words in.")
-@with_settings
+@with_options(*SETTINGS)
 @click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
-@click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built].")
-@click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run.")
+@with_options(*LOADING)
 @click.option("--heatmap", type=click.Path(path_type=Path), metavar="OUT.png", help="Where each word fires.")
 @click.option("--plan", "plan_only", is_flag=True, help="Only say what would be changed.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
@@ -105,9 +117,7 @@ def steer(
 @click.argument("recipes", nargs=-1, required=True)
 @click.option("--image", help="A picture in the place of the recipe's own.")
 @click.option("--atlas", help="Another atlas than the recipe's.")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
-@click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built].")
-@click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run.")
+@with_options(*LOADING)
 @click.option("--report", type=click.Path(path_type=Path), metavar="OUT.html", help="One page with pictures and maps.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
 def run(
@@ -172,7 +182,8 @@ def run(
     "--by", type=click.Choice(["harmonic", "clean", "success", "kept"]), default="harmonic", show_default=True
 )
 @click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@with_options(*LOADING)
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many lines.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png", help="Success against kept.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="OUT.yaml", help="The winner as a recipe (IMAGE).")
@@ -182,19 +193,20 @@ def sweep(
     image: str | None,
     minus: str | None,
     plus: str | None,
-    kind: str,
+    kind: Any,
     scenes: str,
     coco: tuple[str, str] | None,
     count: int,
     grids: tuple[str, ...],
-    by: str,
+    by: Any,
     atlas: str,
-    device: str | None,
+    model: str | None,
     limit: int,
     plot: Path | None,
     write: Path | None,
     defaults: bool,
     as_json: bool,
+    **loading: Any,
 ) -> None:
     """Try a grid of settings: on one IMAGE and a word, or on many pictures with known objects; best first.
 
@@ -202,20 +214,17 @@ def sweep(
     elude-steer sweep dog.png --minus dog --plus biker --grid beta=8,16,24 --grid kappa=20,60
     elude-steer sweep --kind remove --grid gamma=-15,-50 --grid nu=6,12,all --plot sweep.png
     """  # noqa: D301
-    from elude_steer.errors import SpecError
-
+    _check_flags(image)
     grid = _grid(grids)
-    if image is not None and minus is None:
-        raise SpecError("say what should go: `elude-steer sweep IMAGE --minus WORD`.")
     from elude_steer import tuning
     from elude_steer.images import open_image
     from elude_steer.steering import Steerer
 
     picture = None if image is None else open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
     hide_loading_bars()
-    steerer = Steerer.load(atlas, device=device)
+    steerer = Steerer.load(atlas, model=model, **loading)
     if picture is not None:
-        found = tuning.tune_picture(steerer, picture, str(minus), plus, grid, write=write, image=image)
+        found = tuning.tune_picture(steerer, picture, str(minus), plus, grid, by=by, write=write, image=image)
     else:
         found = tuning.tune_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, keep=defaults)
     click.echo(json.dumps(found.rows, indent=2) if as_json else found.table(limit))
@@ -228,8 +237,12 @@ def sweep(
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Which edit of the recipe.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
-def export(recipe: str, out: Path, step: int, changes: tuple[str, ...], device: str | None) -> None:
+@click.option("--atlas", help="Another atlas than the recipe's.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@with_options(*LOADING)
+def export(
+    recipe: str, out: Path, step: int, changes: tuple[str, ...], atlas: str | None, model: str | None, **loading: Any
+) -> None:
     """Write the model with an edit of RECIPE inside it to the folder OUT: an ordinary Hugging Face checkpoint.
 
     \b
@@ -248,7 +261,7 @@ def export(recipe: str, out: Path, step: int, changes: tuple[str, ...], device: 
     from elude_steer.steering import Steerer
 
     hide_loading_bars()
-    steerer = Steerer.load(loaded.atlas, device=device)
+    steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
     plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.where or None, **settings_of(chosen))
     click.echo(export(steerer, plan, out))
 
@@ -275,19 +288,64 @@ def _box(text: str | None) -> tuple[float, ...] | None:
     return numbers
 
 
-def _grid(texts: tuple[str, ...]) -> dict[str, list[Any]]:
+def _check_flags(image: str | None) -> None:
+    """Refuses flags of a sweep over many pictures where there is one, and the other way round."""
+    from elude_steer.errors import SpecError
+
+    given = _given()
+    if image is None:
+        if "--write" in given:
+            raise SpecError(
+                "--write makes a recipe for one picture, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD "
+                "--write OUT.yaml`; what wins on many pictures is kept with --defaults."
+            )
+        words = [flag for flag in given if flag in ("--minus", "--plus")]
+        if words:
+            raise SpecError(
+                f"{_listed(words)} for one picture, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD`; "
+                "without one, each picture's own objects are taken: `elude-steer sweep --kind remove`."
+            )
+        return
+    many = [flag for flag in given if flag in ("--kind", "--scenes", "--coco", "--count", "--plot", "--defaults")]
+    if many:
+        raise SpecError(
+            f"{_listed(many)} for many pictures, and '{image}' is one: `elude-steer sweep {image} --minus WORD`, or "
+            f"leave out the picture: `elude-steer sweep {many[0]} …`."
+        )
+    if "--minus" not in given:
+        raise SpecError(f"say what should go: `elude-steer sweep {image} --minus WORD`.")
+
+
+def _given() -> list[str]:
+    """The flags that were typed, in the order of the help."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [p.opts[0] for p in context.command.params if context.get_parameter_source(str(p.name)) is typed]
+
+
+def _listed(flags: list[str]) -> str:
+    """`--plot is`, `--kind and --plot are`."""
+    return f"{flags[0]} is" if len(flags) == 1 else f"{', '.join(flags[:-1])} and {flags[-1]} are"
+
+
+def _grid(texts: tuple[str, ...]) -> dict[str, list[Any]] | None:
+    """Settings and their values; None leaves them to the kind of edit."""
     from elude_steer.errors import SpecError
 
     grid: dict[str, list[Any]] = {}
-    for text in texts or ("gamma=-15,-50", "kappa=20,60", "nu=6,12,all"):
-        name, equals, values = text.partition("=")
-        if not equals or not values.strip():
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not values:
             raise SpecError(f"--grid is '{text}'; it is a setting and its values: gamma=-15,-50.")
-        grid[name.strip()] = [_value(value.strip()) for value in values.split(",")]
-    return grid
+        if name in grid:
+            raise SpecError(f"--grid {name} is given twice; put all its values in one: --grid {name}=V,V.")
+        grid[name] = [_value(value.strip()) for value in values.split(",")]
+    return grid or None
 
 
 def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -15,7 +15,11 @@ from torch import nn
 from elude_steer.atlas import Atlas
 from elude_steer.errors import ModelError
 from elude_steer.plans import Concept, Plan
+from elude_steer.regions import Region
 from elude_steer.splitting import layer_parameters
+from elude_steer.streams import on
+
+Covers = Callable[[Region], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +42,6 @@ class Part:
     amounts: torch.Tensor
     reference: torch.Tensor
 
-    @property
-    def sets(self) -> bool:
-        """Whether its sub-units are set and not scaled."""
-        return bool(self.concept.edits) and self.concept.edits[0].kind == "set"
-
     def activations(self, q: torch.Tensor) -> torch.Tensor:
         """Of its sub-units, `(tiles, patches, m)` float32."""
         return F.linear(q.float(), self.weight, self.bias)
@@ -53,15 +52,69 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
+class Surroundings:
+    """All sub-units of a layer, to find those that a picture's surroundings consist of.
+
+    Attributes:
+        atlas: whose sub-units.
+        weight: `(S, d_in)` float32.
+        bias: `(S,)`.
+        reference: `(S,)` what "fully on" is for each.
+    """
+
+    atlas: Atlas
+    weight: torch.Tensor
+    bias: torch.Tensor
+    reference: torch.Tensor
+
+    @classmethod
+    def of(cls, atlas: Atlas, layer: nn.Module) -> Surroundings:
+        """Those of an atlas, on the layer's device."""
+        weight, bias = (tensor.float() for tensor in layer_parameters(layer))
+        return cls(
+            atlas, *atlas.parameters(range(len(atlas)), weight, bias), on(atlas.references.activation).to(weight)
+        )
+
+    def strongest(self, q: torch.Tensor, count: int, without: torch.Tensor) -> torch.Tensor:
+        """The sub-units that fire most on the mean over some tokens, `(count,)`.
+
+        Args:
+            q: `(tokens, d_in)`; the mean activation is the activation of the mean, so that one product is enough.
+            count: how many.
+            without: sub-units that do not count.
+        """
+        share = (self.weight @ q.float().mean(0) + self.bias) / self.reference
+        share[without] = -torch.inf
+        return share.sort(descending=True, stable=True).indices[:count]
+
+
+@dataclass(frozen=True, eq=False)
 class Prepared:
-    """A plan ready for a layer."""
+    """A plan ready for a layer.
+
+    Attributes:
+        plan: what should happen.
+        parts: the words' sub-units.
+        d_out: units of the layer.
+        shape: rows and columns of a tile's patches; tokens before them (CLS) are in no region. None: a single row.
+        surroundings: gives all sub-units, where the plan needs them.
+    """
 
     plan: Plan
     parts: tuple[Part, ...]
     d_out: int
+    shape: tuple[int, int] | None = None
+    surroundings: Callable[[], Surroundings] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, atlas: Atlas, layer: nn.Module) -> Prepared:
+    def of(
+        cls,
+        plan: Plan,
+        atlas: Atlas,
+        layer: nn.Module,
+        shape: tuple[int, int] | None = None,
+        surroundings: Callable[[], Surroundings] | None = None,
+    ) -> Prepared:
         """The plan's sub-units with their weights, on the layer's device."""
         weight, bias = (tensor.float() for tensor in layer_parameters(layer))
         parts = []
@@ -80,41 +133,81 @@ class Prepared:
                     atlas.references.activation[numbers].to(weight.device),
                 )
             )
-        return cls(plan, tuple(parts), len(weight))
+        return cls(plan, tuple(parts), len(weight), shape, surroundings or (lambda: Surroundings.of(atlas, layer)))
 
-    def region(self, q: torch.Tensor, covered: Callable[[], np.ndarray] | None) -> torch.Tensor | None:
-        """Where plus words are placed, `(tiles, patches)` bool: what the user marked, or where the minus words fire."""
-        placed = [part for part in self.parts if part.sets]
-        if not placed:
-            return None
-        if self.plan.where is not None and covered is not None:
-            return torch.from_numpy(covered()).to(q.device).reshape(q.shape[:2])
-        minus = [part for part in self.parts if part.concept.role == "minus"]
-        if not minus:
-            raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
-        share = torch.cat([part.activations(q) / _on(part.reference) for part in minus], -1).mean(-1, keepdim=True)
-        settings = placed[0].concept.settings
-        return strongest_mask(share, settings.nu, settings.per)[..., 0]
+    def region(self, part: Part, q: torch.Tensor, covers: Covers | None = None) -> torch.Tensor:
+        """Where a word is placed, or taken away, `(tiles, tokens)` bool.
 
-    def change(self, q: torch.Tensor, covered: Callable[[], np.ndarray] | None = None) -> torch.Tensor:
-        """What is added to the layer's output, `(tiles, patches, d_out)` float32.
+        What the user marked; else where the minus words fire, or for a minus word where it fires itself.
+        """
+        rows, columns = self._shape(q)
+        before = q.shape[1] - rows * columns
+        marked = self.plan.region_of(part.concept)
+        if marked is not None:
+            if covers is None:
+                raise ModelError("a box or mask needs to know the picture it lies on.")
+            region = torch.from_numpy(covers(marked)).to(q.device).reshape(len(q), -1)
+        else:
+            minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
+            if not minus:
+                raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
+            patches = q[:, before:]
+            share = torch.cat([one.activations(patches) / on(one.reference) for one in minus], -1).mean(-1)
+            how = part.concept.settings
+            share = smoothed(share, rows, columns) if how.smooth else share
+            region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
+        return F.pad(region, (before, 0))
+
+    def _shape(self, q: torch.Tensor) -> tuple[int, int]:
+        rows, columns = self.shape or (1, q.shape[1])
+        if rows * columns > q.shape[1]:
+            raise ModelError(f"the layer saw {q.shape[1]} tokens a tile, fewer than its {rows} x {columns} patches.")
+        return rows, columns
+
+    def change(self, q: torch.Tensor, covers: Covers | None = None) -> torch.Tensor:
+        """What is added to the layer's output, `(tiles, tokens, d_out)` float32.
+
+        On a GPU, sub-units of one unit are added in no fixed order: the last bits may differ from run to run.
 
         Args:
-            q: `(tiles, patches, d_in)` the layer's inputs for one picture.
-            covered: the patches of the region that the user marked, `(tiles, patches)` bool.
+            q: `(tiles, tokens, d_in)` the layer's inputs for one picture.
+            covers: which patches of this picture a region covers, `(tiles, patches)` bool.
         """
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
-        region = self.region(q, covered)
         for part in self.parts:
             now = part.activations(q)
-            if part.sets and region is not None:
-                moved = (part.amounts - now) * region[..., None]
+            if part.concept.sets:
+                moved = (part.amounts - now) * self.region(part, q, covers)[..., None]
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
-                    moved = moved * part.chosen(now)
+                    moved = moved * self._scaled(part, q, now, covers)
             total.index_add_(-1, part.units, moved)
+            if self.plan.fills(part.concept):
+                self._fill(total, part, q, covers)
         return _finite(total)
+
+    def _scaled(self, part: Part, q: torch.Tensor, now: torch.Tensor, covers: Covers | None) -> torch.Tensor:
+        """Where the sub-units of a word are multiplied, `(tiles, tokens, m or 1)` bool."""
+        if part.concept.settings.mode == "place" and part.concept.role == "minus":
+            return self.region(part, q, covers)[..., None]
+        return part.chosen(now)
+
+    def _fill(self, total: torch.Tensor, part: Part, q: torch.Tensor, covers: Covers | None) -> None:
+        """Adds what makes the region of a removed word look like its surroundings."""
+        rows, columns = self._shape(q)
+        region = self.region(part, q, covers)
+        outside = ~region
+        outside[:, : q.shape[1] - rows * columns] = False
+        if self.surroundings is None or not region.any() or not outside.any():
+            return
+        every, how = self.surroundings(), part.concept.settings
+        edited = torch.tensor([edit.sub_unit for edit in self.plan.edits], device=q.device)
+        chosen = every.strongest(q[outside], how.fill, edited)
+        amounts = how.beta * every.atlas.levels(chosen.cpu(), how.level).to(q.device)
+        now = F.linear(q.float(), every.weight[chosen], every.bias[chosen])
+        units = every.atlas.units.to(q.device)[chosen]
+        total.index_add_(-1, units, (amounts - now) * region[..., None])
 
     @cached_property
     def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,16 +220,26 @@ class Prepared:
             bias.index_add_(0, part.units, part.bias * (part.amounts - 1))
         return weight, bias
 
-    def maps(self, q: torch.Tensor, covered: Callable[[], np.ndarray] | None = None) -> dict[str, tuple[Any, Any]]:
+    def maps(self, q: torch.Tensor, covers: Covers | None = None) -> dict[str, tuple[Any, Any]]:
         """For every word how strongly it fires and which patches were touched, `(tiles, patches)` each."""
-        region = self.region(q, covered)
+        rows, columns = self._shape(q)
+        before = q.shape[1] - rows * columns
         found: dict[str, tuple[Any, Any]] = {}
         for part in self.parts:
             now = part.activations(q)
-            fires = (now / _on(part.reference)).clamp_min(0).mean(-1)
-            touched = region if part.sets and region is not None else part.chosen(now).any(-1)
-            found[part.concept.word] = (fires.cpu().numpy(), touched.cpu().numpy())
+            fires = (now / on(part.reference)).clamp_min(0).mean(-1)
+            if part.concept.sets:
+                touched = self.region(part, q, covers)
+            else:
+                touched = self._scaled(part, q, now, covers).expand_as(now).any(-1)
+            found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found
+
+
+def smoothed(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The mean of each patch with its neighbours, those at its corners counting half, `(tiles, patches)`."""
+    near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
+    return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
 
 
 def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:
@@ -150,11 +253,6 @@ def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.
     return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, top, True).reshape(tiles, patches, m)
 
 
-def _on(reference: torch.Tensor) -> torch.Tensor:
-    # A sub-unit that never fires has no share in where a word is.
-    return torch.where(reference > 1e-6, reference, torch.inf)
-
-
 def _finite(values: torch.Tensor) -> torch.Tensor:
     if not torch.isfinite(values).all():
         raise ModelError("the edit gives numbers that are not finite; use smaller gains (alpha, gamma, beta).")
@@ -165,7 +263,7 @@ def edited(
     layer: nn.Module,
     prepared: Sequence[Prepared | None],
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
-    covered: Sequence[Callable[[], np.ndarray] | None],
+    covers: Sequence[Covers | None],
     *,
     fold: bool = True,
 ) -> Callable[..., torch.Tensor]:
@@ -175,7 +273,7 @@ def edited(
         layer: the target.
         prepared: one for each picture of the batch, None for no plan; a single one is for all pictures.
         split: the layer's input by picture, `(tiles, patches, d_in)` each.
-        covered: the region each picture's user marked.
+        covers: for each picture, which of its patches a region covers.
         fold: whether a single plan that is linear may run as a weight; without, arithmetic never depends on the batch.
     """
     active = [one if one is not None and one.plan.changes else None for one in prepared]
@@ -192,10 +290,10 @@ def edited(
         out = original(x)
         pictures = split(x)
         plans = active * len(pictures) if len(active) == 1 else active
-        regions = list(covered) * len(pictures) if len(covered) == 1 else covered
+        where = list(covers) * len(pictures) if len(covers) == 1 else covers
         changes = [
-            one.change(q, region) if one is not None else torch.zeros(*q.shape[:2], out.shape[-1], device=q.device)
-            for q, one, region in zip(pictures, plans, regions, strict=True)
+            one.change(q, covering) if one is not None else torch.zeros(*q.shape[:2], out.shape[-1], device=q.device)
+            for q, one, covering in zip(pictures, plans, where, strict=True)
         ]
         # Checked in the model's own type too: half precision ends where full precision is still far from its end.
         return _finite(out + torch.cat([change.reshape(-1, *out.shape[1:]) for change in changes]).to(out.dtype))

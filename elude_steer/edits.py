@@ -1,34 +1,38 @@
 """The benchmark of edits: take an object away, or put another in its place, and count what happened to the caption.
 
 Pictures come with the truth of what is in them: toyland's scenes, or COCO's annotations. An edit is asked for by word
-alone; what counts is what the caption says before and after.
+alone; what counts is what the caption says before and after. Whether it is still a sentence is read off a grammar where
+there is one; otherwise the model that was not steered says how likely the caption is, against its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from elude_steer.applying import Applier
 from elude_steer.errors import SpecError
+from elude_steer.fluency import likelihoods
 from elude_steer.images import open_image
 from elude_steer.plans import Plan
-from elude_steer.steering import Steerer
+from elude_steer.resuming import look
 from elude_steer.vlm import PROMPT
 
 Kind = Literal["remove", "replace"]
+_MOST = 3  # objects in a scene of toyland
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a caption says: the objects and places it names, and whether it is a sentence of its language."""
+    """What a caption says: the objects and places it names, and whether it is a sentence; None without a grammar."""
 
     objects: frozenset[str]
     places: frozenset[str] = frozenset()
-    well_formed: bool = True
+    well_formed: bool | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,10 @@ class Outcome:
         named: the new one is; True where none was asked for.
         kept: the share of the other objects and places of the baseline that are still named.
         invented: objects named that are neither in the picture nor asked for.
-        well_formed: the caption is a sentence of its language.
+        well_formed: the caption is a sentence of its language; None where no grammar says so.
+        likelihood: how much more likely a token of the caption is than one of the baseline, to the model that is not
+            steered: the difference of the mean log-probabilities. It falls where the sentence breaks, and somewhat
+            where a good sentence says what is not so; compare it between edits. None where it was not asked for.
     """
 
     task: Task
@@ -96,7 +103,8 @@ class Outcome:
     named: bool
     kept: float
     invented: tuple[str, ...]
-    well_formed: bool
+    well_formed: bool | None
+    likelihood: float | None = None
 
     @property
     def success(self) -> bool:
@@ -121,9 +129,10 @@ class Score:
         kept: of what else the baseline named.
         invented: named something that is neither there nor asked for.
         clean: did what was asked for and nothing else.
-        well_formed: still a sentence.
+        well_formed: still a sentence; None where no grammar says so.
         harmonic: harmonic mean of success and kept.
-        intervals: of each, by name.
+        intervals: of each that is known, by name.
+        likelihood: mean of the outcomes' (no share: a difference of log-probabilities); None where none is known.
     """
 
     kind: str
@@ -133,9 +142,10 @@ class Score:
     kept: float
     invented: float
     clean: float
-    well_formed: float
+    well_formed: float | None
     harmonic: float
     intervals: Mapping[str, tuple[float, float]]
+    likelihood: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -148,9 +158,15 @@ def toyland_world(seed: int, n: int, *, least: int = 2, visible: float = 0.6) ->
     Args:
         seed: of the scenes.
         n: how many.
-        least: objects in each.
+        least: objects in each, 0 to 3.
         visible: share of each object that must be seen.
     """
+    if n < 1:
+        raise SpecError(f"n is {n}; take at least 1 scene.")
+    if not 0 <= least <= _MOST:
+        raise SpecError(f"least is {least}; a scene of toyland has 0 to {_MOST} objects.")
+    if not 0 <= visible <= 1:
+        raise SpecError(f"visible is {visible:g}; it is a share, 0 to 1.")
     from elude_steer.toyland import OBJECTS, PLACES, parse, scenes
 
     cases: list[Case] = []
@@ -207,26 +223,39 @@ def summary(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int =
     """The shares over all outcomes, with bootstrap intervals."""
     if not outcomes:
         raise SpecError("there are no edits to sum up: no baseline names an object that is in its picture.")
-    columns = ("success", "gone", "kept", "invented", "clean", "well_formed")
-    table = np.array(
-        [[o.success, o.gone, o.kept, bool(o.invented), o.clean, o.well_formed] for o in outcomes], dtype=float
-    )  # (edits, columns)
-    drawn = np.random.default_rng(seed).integers(0, len(table), (rounds, len(table)))
-    means = np.stack([table[rows].mean(0) for rows in drawn])  # (rounds, columns)
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    intervals = {name: (float(low[i]), float(high[i])) for i, name in enumerate(columns)}
-    together = _harmonic(means[:, 0], means[:, 2])
-    intervals["harmonic"] = tuple(float(v) for v in np.quantile(together, [0.025, 0.975]))  # type: ignore[assignment]
-    shares = dict(zip(columns, (float(v) for v in table.mean(0)), strict=True))
-    harmonic = float(_harmonic(np.array(shares["success"]), np.array(shares["kept"])))
-    return Score(kind, len(table), **shares, harmonic=harmonic, intervals=intervals)
+    shares = {
+        "success": [o.success for o in outcomes],
+        "gone": [o.gone for o in outcomes],
+        "kept": [o.kept for o in outcomes],
+        "invented": [bool(o.invented) for o in outcomes],
+        "clean": [o.clean for o in outcomes],
+        "well_formed": [o.well_formed for o in outcomes if o.well_formed is not None],
+        "likelihood": [o.likelihood for o in outcomes if o.likelihood is not None],
+    }
+    table = {name: np.array(values, dtype=float) for name, values in shares.items() if values}
+    drawn = {name: _resampled(column, seed, rounds) for name, column in table.items()}  # (rounds,) each
+    means: dict[str, Any] = {"well_formed": None, "likelihood": None}
+    means |= {name: float(column.mean()) for name, column in table.items()}
+    means["harmonic"] = float(_harmonic(np.array(means["success"]), np.array(means["kept"])))
+    drawn["harmonic"] = _harmonic(drawn["success"], drawn["kept"])
+    return Score(kind, len(outcomes), **means, intervals={name: _interval(column) for name, column in drawn.items()})
+
+
+def _resampled(values: np.ndarray, seed: int, rounds: int) -> np.ndarray:
+    """Means of so many samples; columns of one length are drawn alike, so that means belong together."""
+    return values[np.random.default_rng(seed).integers(0, len(values), (rounds, len(values)))].mean(1)
+
+
+def _interval(means: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(a + b > 0, 2 * a * b / np.maximum(a + b, 1e-12), 0.0)
 
 
-def baselines(steerer: Steerer, world: World, prompt: str = PROMPT, size: int = 32) -> list[str]:
+def baselines(steerer: Applier, world: World, prompt: str = PROMPT, size: int = 32) -> list[str]:
     """What the model says of every picture by itself."""
     said: list[str] = []
     for start in range(0, len(world.cases), size):
@@ -236,22 +265,45 @@ def baselines(steerer: Steerer, world: World, prompt: str = PROMPT, size: int = 
 
 
 def run_edits(
-    steerer: Steerer,
+    steerer: Applier,
     world: World,
     tasks: Sequence[Task],
     plan_of: Callable[[Task], Plan],
     *,
     prompt: str = PROMPT,
     size: int = 32,
+    likelihood: bool | None = None,
     step: Callable[[int], object] | None = None,
 ) -> list[Outcome]:
-    """Does the edits; `plan_of` says how."""
-    outcomes = []
+    """Does the edits.
+
+    Args:
+        steerer: what is measured.
+        world: pictures with their truth.
+        tasks: what is asked for.
+        plan_of: says how each is done.
+        prompt: the question.
+        size: pictures that are looked at together.
+        likelihood: whether the model that is not steered says how likely each caption is; by default where the world
+            has no grammar.
+        step: told how many edits were done.
+    """
+    weigh = world.read("").well_formed is None if likelihood is None else likelihood
+    outcomes: list[Outcome] = []
     for start in range(0, len(tasks), size):
         part = tasks[start : start + size]
-        images = [world.cases[task.case].image for task in part]
-        said = steerer.captions(images, [[plan_of(task)] for task in part], prompt)
-        outcomes += [judge(world, task, own[0]) for task, own in zip(part, said, strict=True)]
+        images, plans = [world.cases[task.case].image for task in part], [[plan_of(task)] for task in part]
+        if weigh:
+            looked = look(steerer.vlm, images, prompt)
+            said = [own[0] for own in steerer.captions(images, plans, prompt, looked=looked)]
+            texts = [[caption, task.baseline] for task, caption in zip(part, said, strict=True)]
+            weights = likelihoods(steerer.vlm, images, texts, prompt, looked=looked)
+            changes: list[float | None] = [after - before for after, before in weights]
+        else:
+            said = [own[0] for own in steerer.captions(images, plans, prompt)]
+            changes = [None] * len(part)
+        for task, caption, change in zip(part, said, changes, strict=True):
+            outcomes.append(replace(judge(world, task, caption), likelihood=change))
         if step:
             step(len(part))
     return outcomes

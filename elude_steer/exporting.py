@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from elude_steer import __version__
+from elude_steer.applying import Applier
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.plans import Plan
-from elude_steer.steering import Steerer
 from elude_steer.storage import new_folder, write_file
 
 
-def export(steerer: Steerer, plan: Plan, out: str | Path) -> Path:
+def export(steerer: Applier, plan: Plan, out: str | Path) -> Path:
     """Writes the model with the plan inside it; loading it needs nothing of ours.
 
     Args:
@@ -52,7 +52,7 @@ def export(steerer: Steerer, plan: Plan, out: str | Path) -> Path:
     return folder
 
 
-def _card(steerer: Steerer, plan: Plan) -> str:
+def _card(steerer: Applier, plan: Plan) -> str:
     lines = "\n".join(f"    {line}" for line in str(plan).splitlines())
     return (
         f"---\nbase_model: {steerer.vlm.id}\ntags: [steering]\n---\n\n# {steerer.vlm.id}, steered\n\n"

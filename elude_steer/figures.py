@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,34 +17,52 @@ _GLOW = np.array(
     [(0.0, 20, 0, 40), (0.35, 150, 20, 90), (0.65, 240, 110, 30), (0.85, 255, 200, 60), (1.0, 255, 250, 220)]
 )
 
-
 _FRAME = (120, 235, 255)
 
 
 def heatmap(
     image: Any, grid: PatchGrid, fires: np.ndarray, touched: np.ndarray | None = None, *, side: int = 480
 ) -> Image.Image:
-    """A picture under a glow where something fires, with a frame around the patches that were touched.
+    """A picture under a glow where something fires; the patches that were touched are framed, the others in the dark.
 
     Args:
         image: a PIL picture.
         grid: where the patches lie.
         fires: `(tiles, patches)` not negative; the largest glows most, and at least 1 counts as fully on.
-        touched: `(tiles, patches)` bool.
+        touched: `(tiles, patches)` bool; where none is, nothing is framed or darkened.
         side: pixels of the longer side.
     """
-    scale = side / max(image.size)
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    shown = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-    heat = spread(grid, fires, size)
+    shown = fitted(image, side)
+    heat = spread(grid, fires, shown.size)
     heat = heat / max(1.0, float(heat.max()))
     glow = np.stack([np.interp(heat, _GLOW[:, 0], _GLOW[:, channel]) for channel in (1, 2, 3)], -1)
-    weight = np.clip(heat * 1.4, 0, 0.65)[..., None]
-    grey = np.asarray(shown.convert("L").convert("RGB"), float) * 0.55 + np.asarray(shown, float) * 0.45
-    blended = Image.fromarray((grey * (1 - weight) + glow * weight).round().astype(np.uint8))
-    if touched is not None and touched.any():
-        _frame(blended, spread(grid, touched.astype(float), size, smooth=False) > 0)
+    weight = np.clip(1.4 * heat**1.2, 0, 0.7)[..., None]  # the thing that glows can still be made out
+    colour, grey = np.asarray(shown, float), np.asarray(shown.convert("L").convert("RGB"), float)
+    lit = 0.8 * colour + 0.2 * grey
+    inside = None if touched is None else spread(grid, touched.astype(float), shown.size, smooth=False) > 0
+    if inside is None or not inside.any():
+        return _picture(lit * (1 - weight) + glow * weight)
+    blended = _picture(np.where(inside[..., None], lit, 0.6 * grey) * (1 - weight) + glow * weight)
+    _frame(blended, inside, max(1, round(side / 200)))
     return blended
+
+
+def fitted(image: Any, side: int) -> Image.Image:
+    """A picture in RGB whose longer side has so many pixels."""
+    scale = side / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def data_uri(image: Image.Image) -> str:
+    """A picture as an address that holds all of it, for pages that need no other file."""
+    data = io.BytesIO()
+    image.save(data, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def _picture(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels.round().astype(np.uint8))
 
 
 def spread(grid: PatchGrid, values: np.ndarray, size: tuple[int, int], *, smooth: bool = True) -> np.ndarray:
@@ -65,9 +85,9 @@ def spread(grid: PatchGrid, values: np.ndarray, size: tuple[int, int], *, smooth
     return np.clip(total / np.maximum(seen, 1), 0, None)
 
 
-def _frame(image: Image.Image, inside: np.ndarray) -> None:
+def _frame(image: Image.Image, inside: np.ndarray, width: int) -> None:
     """Draws a line along the inner edge of an area, light with dark beside it, so that it shows on any picture."""
-    line, beside = _shrunk(inside, 2), _shrunk(inside, 3)
+    line, beside = _shrunk(inside, width), _shrunk(inside, width + 1)
     pixels = np.array(image)
     pixels[inside & ~line] = _FRAME
     pixels[line & ~beside] = (10, 30, 50)

@@ -64,6 +64,25 @@ def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
                 raise
 
 
+@contextmanager
+def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Records what `module` gives, of a tuple the first; the forward pass ends there, and so does the `with` block."""
+    seen: list[torch.Tensor] = []
+    owner = threading.get_ident()
+
+    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() == owner:
+            seen.append((output[0] if isinstance(output, tuple) else output).detach())
+            raise _StopForward(seen)
+
+    with _registered(lambda: module.register_forward_hook(hook)):
+        try:
+            yield seen
+        except _StopForward as end:
+            if end.args[0] is not seen:  # of a record around this one
+                raise
+
+
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     return args[0] if args else next(iter(kwargs.values()))
 
@@ -162,6 +181,15 @@ def swap_module(model: nn.Module, name: str, new: nn.Module) -> Iterator[nn.Modu
         yield new
     finally:
         setattr(parent, child, old)
+
+
+def block_of(model: nn.Module, layer_name: str) -> nn.Module:
+    """The block that a layer is in: the innermost member of a numbered list around it, or the layer itself."""
+    parts = layer_name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if parts[end - 1].isdigit():
+            return model.get_submodule(".".join(parts[:end]))
+    return model.get_submodule(layer_name)
 
 
 def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str, nn.Module]:

@@ -33,6 +33,7 @@ from elude_steer.recipe import (
 )
 from elude_steer.stages import Build
 from elude_steer.storage import home
+from elude_steer.streams import with_streams
 from elude_steer.towers import Tower, check_device, load_timm, load_vision
 from elude_steer.vlm import Vlm
 from elude_steer.workers import launch, team
@@ -180,7 +181,7 @@ def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
             raise SpecError("references.thumbnails come with the names: set labels.scorer, or thumbnails: null.")
         atlas, key = run.split(model)
         if naming is not None:
-            atlas, thumbnails = naming.named(atlas, key)
+            atlas, thumbnails = naming.named(with_streams(run, atlas, key), key)
         return run.save(atlas, out, thumbnails)
     finally:
         run.clean()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -29,13 +29,18 @@ class Settings:
     """How the sub-units of a word are changed; the names are the paper's where it has one.
 
     Attributes:
-        mode: `scale` multiplies sub-units where they fire (the paper's); `place` sets those of plus words on a region.
+        mode: `scale` multiplies each sub-unit where it fires (the paper's); `place` acts on a region, where the minus
+            words fire: it multiplies their sub-units there and sets those of plus words.
         alpha: What plus sub-units are multiplied by.
         gamma: What minus sub-units are multiplied by.
-        beta: How many times their reference activation plus sub-units are set to, in `place`.
+        beta: How many times their level sub-units are set to, in `place`.
+        level: What a sub-unit is set to multiples of: its own `reference` activation, or what its unit carries behind
+            the residual connection (`stream`) where the word's sub-units fire.
+        fill: In `place`, how many sub-units of the surroundings are set where a removed word was; 0 leaves a gap.
         kappa: How many sub-units a word stands for.
         nu: On how many patches, where a sub-unit fires most; `all` is every patch.
         per: Whether nu counts in every tile or over the whole picture.
+        smooth: In `place`, whether a word's region is sought in the mean of neighbouring patches.
         by: How sub-units are found: by the closeness of their `label`, or by the `score` of the closest words.
         min_similarity: Sub-units found by a word less close than this are left alone.
     """
@@ -44,9 +49,12 @@ class Settings:
     alpha: float = 15.0
     gamma: float = -15.0
     beta: float = 20.0
+    level: Literal["reference", "stream"] = "reference"
+    fill: int = 0
     kappa: int = 100
     nu: int | Literal["all"] = 50
     per: Literal["tile", "image"] = "tile"
+    smooth: bool = False
     by: Literal["label", "score"] = "label"
     min_similarity: float = -1.0
 
@@ -74,12 +82,31 @@ class Settings:
             raise SpecError(f"nu is {self.nu}; it is at least 1, or 'all'.")
         if isinstance(self.kappa, bool) or not isinstance(self.kappa, int) or self.kappa < 1:
             raise SpecError(f"kappa is {self.kappa!r}; a whole number of sub-units stands for a word, at least 1.")
+        if isinstance(self.fill, bool) or not isinstance(self.fill, int) or self.fill < 0:
+            raise SpecError(f"fill is {self.fill!r}; it is a number of sub-units, 0 for none.")
         for name in ("alpha", "gamma", "beta", "min_similarity"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise SpecError(f"{name} is {value!r}; it is a finite number.")
         same = checked(self)
         return replace(same, alpha=float(same.alpha), gamma=float(same.gamma), beta=float(same.beta))
+
+
+class Given(TypedDict, total=False):
+    """The settings that a caller may give by name; None leaves one to the atlas. `Settings` says what they mean."""
+
+    mode: str | None
+    alpha: float | None
+    gamma: float | None
+    beta: float | None
+    level: str | None
+    fill: int | None
+    kappa: int | None
+    nu: int | str | None
+    per: str | None
+    smooth: bool | None
+    by: str | None
+    min_similarity: float | None
 
 
 @lru_cache(maxsize=4096, typed=True)  # by type, for True is not 1
@@ -103,12 +130,18 @@ class Edit:
 
 @dataclass(frozen=True)
 class Concept:
-    """A wanted word: whether it goes (`minus`) or comes (`plus`), how, and the sub-units that stand for it."""
+    """A wanted word: whether it goes (`minus`) or comes (`plus`), how, the sub-units that stand for it, and where."""
 
     word: str
     role: Literal["minus", "plus"]
     settings: Settings
     edits: tuple[Edit, ...]
+    where: Region | None = None
+
+    @property
+    def sets(self) -> bool:
+        """Whether its sub-units are set and not scaled."""
+        return bool(self.edits) and self.edits[0].kind == "set"
 
 
 @dataclass(frozen=True)
@@ -117,7 +150,7 @@ class Plan:
 
     Attributes:
         concepts: minus words first, each in the order they were given.
-        where: the region that plus words are placed on; None goes where the minus words fire.
+        where: the region of words that have none of their own; None goes where the minus words fire.
         atlas: the name of the atlas the sub-units are numbered in.
         weights: the fingerprint of that atlas.
     """
@@ -135,12 +168,24 @@ class Plan:
     @property
     def changes(self) -> bool:
         """Whether anything can change at all."""
-        return any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
+        return any(edit.kind == "set" or edit.amount != 1 for edit in self.edits) or any(map(self.fills, self.concepts))
+
+    def fills(self, concept: Concept) -> bool:
+        """Whether the surroundings take the place of a removed word: not where something else is placed."""
+        how = concept.settings
+        wanted = concept.role == "minus" and how.mode == "place" and how.fill > 0 and bool(concept.edits)
+        return wanted and not any(other.sets for other in self.concepts)
+
+    def region_of(self, concept: Concept) -> Region | None:
+        """The region that the user marked for a word; the plan's is for what is placed, or else for what goes."""
+        elsewhere = concept.role == "minus" and any(other.sets for other in self.concepts)
+        return concept.where or (None if elsewhere else self.where)
 
     @property
     def folds(self) -> bool:
         """Whether the edit is linear in the layer's input: every patch, and nothing set."""
-        return all(c.settings.nu == "all" and all(e.kind == "scale" for e in c.edits) for c in self.concepts if c.edits)
+        scaled = (c.settings.nu == "all" and not c.sets and not self.fills(c) for c in self.concepts if c.edits)
+        return all(scaled)
 
     @property
     def key(self) -> str:
@@ -159,16 +204,16 @@ class Plan:
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The plan that `to_dict` wrote."""
         concepts = tuple(
-            Concept(c["word"], c["role"], Settings(**c["settings"]), tuple(Edit(**e) for e in c["edits"]))
+            Concept(
+                c["word"],
+                c["role"],
+                Settings(**c["settings"]),
+                tuple(Edit(**e) for e in c["edits"]),
+                Region.from_dict(c.get("where")),
+            )
             for c in values["concepts"]
         )
-        where = values.get("where")
-        region = None
-        if where:
-            region = Region(
-                tuple(where["box"]) if where["box"] else None, tuple(where["mask"]) if where["mask"] else None
-            )
-        return cls(concepts, region, values["atlas"], values["weights"])
+        return cls(concepts, Region.from_dict(values.get("where")), values["atlas"], values["weights"])
 
     def __str__(self) -> str:
         if not self.concepts:
@@ -176,11 +221,13 @@ class Plan:
         lines = []
         for concept in self.concepts:
             s = concept.settings
-            place = any(e.kind == "set" for e in concept.edits)
+            place = concept.sets
             patches = f"{s.nu} patch{'' if s.nu == 1 else 'es'} {'an' if s.per == 'image' else 'a'} {s.per}"
             amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
-            how = f"set to {s.beta:g} x reference" if place else amount
-            where = "the region" if place else ("every patch" if s.nu == "all" else patches)
+            how = f"set to {s.beta:g} x {s.level}" if place else amount
+            region = place or (s.mode == "place" and concept.role == "minus")
+            where = "every patch" if s.nu == "all" else (f"a region of {patches}" if region else patches)
+            where = "the marked region" if region and self.region_of(concept) else where
             sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
             lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
             named: dict[tuple[str, float], int] = {}
@@ -189,6 +236,8 @@ class Plan:
             found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
             more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
             lines += [f"  {', '.join(found[:4])}{more}"] if found else []
+            if self.fills(concept):
+                lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
         return "\n".join(lines)
 
 
@@ -207,13 +256,14 @@ def make_plan(
     Args:
         atlas: whose sub-units.
         matcher: finds them.
-        minus: words that should go; as a mapping, each with settings of its own.
+        minus: words that should go; as a mapping, each with settings, and a `where`, of its own.
         plus: words that should come.
-        where: the region for plus words; see `Region.of`.
+        where: the region for words that have none of their own; see `Region.of`.
         settings: for all words.
         defaults: what counts where nobody says anything, before the paper's values.
     """
-    wanted = _words("minus", minus) | _words("plus", plus)
+    wanted = {word: dict(own) for word, own in (_words("minus", minus) | _words("plus", plus)).items()}
+    places = {word: Region.of(own.pop("where", None)) for word, own in wanted.items()}
     minus_words = {word for word, role in wanted if role == "minus"}
     both = sorted(minus_words & {word for word, role in wanted if role == "plus"})
     if both:
@@ -222,12 +272,15 @@ def make_plan(
     concepts, notes = [], []
     for (word, role), own in wanted.items():
         how = Settings.of(own, settings or {}, defaults or {})
-        if how.mode == "place" and role == "plus" and region is None and not minus_words:
+        place = places[word, role] or region
+        if how.mode == "place" and role == "plus" and place is None and not minus_words:
             raise SpecError(
                 f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or mask)."
             )
+        if how.mode == "scale" and place is not None:
+            notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
         concept, note = _concept(atlas, matcher, word, role, how)
-        concepts.append(concept)
+        concepts.append(replace(concept, where=places[word, role]))
         notes += note
     plus_units = {edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits}
     kept: list[Concept] = []
@@ -238,8 +291,8 @@ def make_plan(
             free = [e for e in free if e.sub_unit not in plus_units]
         taken |= {e.sub_unit for e in free}
         kept.append(replace(concept, edits=tuple(free)))
-    placed = any(edit.kind == "set" for concept in kept for edit in concept.edits)
-    if placed and region is None and not any(concept.role == "minus" and concept.edits for concept in kept):
+    homeless = any(concept.sets and concept.where is None for concept in kept)
+    if homeless and region is None and not any(concept.role == "minus" and concept.edits for concept in kept):
         raise SpecError(
             "nothing says where to place: the minus words' sub-units are plus ones too, or below min_similarity; "
             "lower kappa, or give where."
@@ -275,18 +328,12 @@ def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings
             f"its {len(close)} sub-units may not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
         )
     place = how.mode == "place" and role == "plus"
-    reference = atlas.references.activation
+    amounts = [how.alpha if role == "plus" else how.gamma] * len(close)
+    if place:
+        amounts = (how.beta * atlas.levels([match.sub_unit for match in close], how.level)).tolist()
+    kind: Literal["scale", "set"] = "set" if place else "scale"
     edits = tuple(
-        Edit(
-            match.sub_unit,
-            match.unit,
-            "set" if place else "scale",
-            how.beta * float(reference[match.sub_unit]) if place else (how.alpha if role == "plus" else how.gamma),
-            match.label,
-            match.via,
-            match.similarity,
-            match.score,
-        )
-        for match in close
+        Edit(match.sub_unit, match.unit, kind, amount, match.label, match.via, match.similarity, match.score)
+        for match, amount in zip(close, amounts, strict=True)
     )
     return Concept(word, role, how, edits), notes

@@ -118,11 +118,13 @@ class ReferencesSpec:
         instances: How many of them its reference activation is the mean of.
         keep: How many of them are stored by image and patch.
         thumbnails: Side in pixels of small copies of the pictures they come from; null stores none.
+        streams: How many pictures tell what units carry where a sub-unit fires, for `level: stream`; 0 for none.
     """
 
     instances: int = field(default=100, metadata={"min": 1})
     keep: int = field(default=25, metadata={"min": 1})
     thumbnails: int | None = field(default=None, metadata={"min": 8})
+    streams: int = field(default=10_000, metadata={"min": 0})
 
 
 @dataclass(frozen=True)
@@ -186,13 +188,16 @@ class SteeringSpec:
     """How words change sub-units where nobody says otherwise; null leaves it to the paper's values.
 
     Attributes:
-        mode: Multiply sub-units where they fire, or set those of plus words on a region.
+        mode: Multiply each sub-unit where it fires, or act on a region where the minus words fire.
         alpha: What plus sub-units are multiplied by.
         gamma: What minus sub-units are multiplied by.
-        beta: How many times their reference activation plus sub-units are set to, in `place`.
+        beta: How many times their level sub-units are set to, in `place`.
+        level: What that is a multiple of: a sub-unit's own activation, or what its unit carries behind the residual.
+        fill: How many sub-units of the surroundings take the place of a removed word, in `place`.
         kappa: How many sub-units a word stands for.
         nu: On how many patches; `all` is every patch.
         per: Whether nu counts in every tile or over the whole picture.
+        smooth: Whether a word's region is sought in the mean of neighbouring patches, in `place`.
         by: How sub-units are found.
         min_similarity: Sub-units found by a word less close than this are left alone.
     """
@@ -201,9 +206,12 @@ class SteeringSpec:
     alpha: float | None = None
     gamma: float | None = None
     beta: float | None = None
+    level: Literal["reference", "stream"] | None = None
+    fill: int | None = field(default=None, metadata={"min": 0})
     kappa: int | None = field(default=None, metadata={"min": 1})
     nu: int | Literal["all"] | None = field(default=None, metadata={"min": 1})
     per: Literal["tile", "image"] | None = None
+    smooth: bool | None = None
     by: Literal["label", "score"] | None = None
     min_similarity: float | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,14 @@ class Region:
         if not marked.any():
             raise SpecError("the mask marks nothing; mark the region white, or give none.")
         return cls(mask=tuple("".join("01"[int(cell)] for cell in row) for row in marked))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any] | None) -> Region | None:
+        """The region that `dataclasses.asdict` wrote; None stays None."""
+        if values is None:
+            return None
+        box, mask = values["box"], values["mask"]
+        return cls(tuple(box) if box else None, tuple(mask) if mask else None)
 
     def covers(self, boxes: np.ndarray, size: tuple[int, int], least: float = 0.5) -> np.ndarray:
         """Which patches lie in the region by at least half, `(tiles, patches)` bool.

@@ -2,116 +2,113 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
-import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from elude_steer import __version__
+from elude_steer.figures import data_uri, fitted
+from elude_steer.plans import Concept, Settings
 from elude_steer.recipe import Recipe
+from elude_steer.results import compared, mapped
 from elude_steer.running import Ran
 from elude_steer.storage import write_file
-from elude_steer.vocabulary import FUNCTION_WORDS
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1d2129; --soft: #667; --line: #dfe2e8; --paper: #fff; --card: #f7f8fa;
-  --gone: #b3261e; --new: #14713d; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaf0; --soft: #9aa0ad; --line: #333844; --paper: #14161b;
-  --card: #1c1f26; --gone: #ff8a80; --new: #6fdc9a; } }
-body { margin: 0 auto; max-width: 1080px; padding: 32px 20px 64px; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 40px 0 12px; }
-p.soft, .soft { color: var(--soft); font-size: 14px; }
-section { display: grid; grid-template-columns: minmax(180px, 280px) 1fr; gap: 24px; align-items: start; }
-img { width: 100%; border-radius: 8px; display: block; }
-table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 600; white-space: nowrap; }
-td, th { padding: 9px 12px 9px 0; border-top: 1px solid var(--line); vertical-align: top; }
-tr:first-child td, tr:first-child th { border-top: 0; }
-del { color: var(--gone); } ins { color: var(--new); text-decoration: none; font-weight: 600; }
-.maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 14px; margin-top: 20px; }
-figure { margin: 0; background: var(--card); border-radius: 8px; padding: 8px; }
-figcaption { font-size: 13px; padding-top: 6px; } .miss { color: var(--gone); font-size: 14px; }
-@media (max-width: 640px) { section { grid-template-columns: 1fr; } }
+:root { color-scheme: light dark; --ink: #1d2129; --soft: #5b6270; --line: #dfe2e8; --paper: #fff;
+  --missed: #b3261e; --met: #14713d; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaf0; --soft: #a2a9b6; --line: #333844; --paper: #14161b;
+  --missed: #ff8a80; --met: #6fdc9a; } }
+body { margin: 0 auto; max-width: 1120px; padding: 40px 20px 64px; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 26px; margin: 0 0 8px; } h2 { font-size: 20px; margin: 0 0 16px; }
+h3 { font-size: 16px; margin: 0 0 6px; } p { margin: 0 0 6px; }
+.soft { color: var(--soft); font-size: 13px; } .lead { max-width: 760px; }
+article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line); }
+.recipe { display: grid; grid-template-columns: 240px minmax(0, 1fr); gap: 32px; align-items: start; }
+.picture { margin: 0; max-width: 340px; } .picture img { width: 100%; border-radius: 8px; display: block; }
+.picture figcaption { padding-top: 8px; }
+.edit { display: grid; grid-template: auto 1fr / minmax(0, 1fr) 332px; gap: 4px 28px; padding: 14px 0;
+  break-inside: avoid; border-top: 1px solid var(--line); } .edit:first-child { border-top: 0; padding-top: 0; }
+.maps { grid-row: span 2; } .missed, .met { margin-top: 10px; font-weight: 600; }
+.missed { color: var(--missed); } .met { color: var(--met); }
+@media (max-width: 900px) { .edit { grid-template: none / minmax(0, 1fr); } .maps { grid-row: auto; } }
+@media (max-width: 640px) { .recipe { grid-template-columns: minmax(0, 1fr); gap: 20px; } body { padding-top: 24px; } }
 """
 
 
 def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[Ran]]]) -> Path:
     """Writes the page of some recipes that ran."""
-    body = "\n".join(_recipe(recipe, ran) for recipe, ran in done)
+    body = "\n".join(_recipe(recipe, ran) for recipe, ran in done if ran)
     title = ", ".join(recipe.name for recipe, _ in done)
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>What a word changes</h1><p class='soft'>elude_steer {__version__}. Struck out: said before; "
-        f"green: said now. The glow shows where a word's sub-units fire, the frame where they were changed.</p>"
-        f"{body}</body></html>\n"
+        f'<h1>What a word changes</h1><p class="lead">{_verdict([one for _, ran in done for one in ran])}</p>'
+        '<p class="lead soft">Words that are gone are struck through, new ones marked green. In the maps, the glow is '
+        "where the sub-units of a word fire, as a share of what is fully on for them; the patches they were changed on "
+        f"are framed, the others in the dark. elude_steer {__version__}.</p>{body}</body></html>\n"
     )
     write_file(path, lambda file: file.write(page.encode()))
     return path
 
 
+def _verdict(ran: Sequence[Ran]) -> str:
+    expecting = [one for one in ran if _expects(one)]
+    edits = f"{len(ran)} edit{'' if len(ran) == 1 else 's'}"
+    if not expecting:
+        return f"{edits}."
+    met = sum(not one.missing for one in expecting)
+    return f"{edits}; {met} of {len(expecting)} did what the recipe expects."
+
+
+def _expects(one: Ran) -> bool:
+    return bool(one.step.expect.gone or one.step.expect.new or one.missing)
+
+
 def _recipe(recipe: Recipe, ran: Sequence[Ran]) -> str:
-    if not ran:
-        return ""
     first = ran[0].result
-    rows = [f"<tr><th>baseline</th><td>{html.escape(first.baseline)}</td></tr>"]
-    for one in ran:
-        misses = "".join(f"<div class='miss'>{html.escape(told)}</div>" for told in one.missing)
-        rows.append(
-            f"<tr><th>{html.escape(one.title)}<div class='soft'>{html.escape(_settings(one))}</div></th>"
-            f"<td>{marked(one.result.baseline, one.result.caption)}{misses}</td></tr>"
-        )
-    maps = "".join(
-        f"<figure><img alt='where {html.escape(word)} fires' src='{_data(one.result.heatmap(word, side=320))}'>"
-        f"<figcaption><b>{html.escape(word)}</b> in {html.escape(one.title)}</figcaption></figure>"
-        for one in ran
-        for word in one.result.maps
-    )
-    told = first.provenance
+    told = {name: str(first.provenance.get(name)) for name in ("model", "layer", "atlas", "prompt")}
+    told["model"] = _short(told["model"])
+    about = "<br>".join(html.escape(f"{name}: {value}") for name, value in told.items())
     return (
-        f"<h2>{html.escape(recipe.name)}</h2><section><img alt='the picture' src='{_data(first.image)}'>"
-        f"<table>{''.join(rows)}</table></section><div class='maps'>{maps}</div>"
-        f"<p class='soft'>{html.escape(str(told.get('model')))}, {html.escape(str(told.get('layer')))}, atlas "
-        f"{html.escape(str(told.get('atlas')))}; asked: {html.escape(str(told.get('prompt')))}</p>"
+        f'<article><h2>{html.escape(recipe.name)}</h2><div class="recipe">'
+        f'<figure class="picture"><img alt="the picture" src="{data_uri(fitted(first.image, 480))}">'
+        f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{about}</p></figcaption></figure>'
+        f"<div>{''.join(map(_edit, ran))}</div></div></article>"
     )
 
 
-def marked(before: str, after: str) -> str:
-    """A caption with what is new marked, and what is gone struck out at its end; words like "the" are never marked."""
-    known = {*_words(before), *FUNCTION_WORDS, ""}
-    new = [f"<ins>{html.escape(w)}</ins>" if _plain(w) not in known else html.escape(w) for w in after.split()]
-    said = {*_words(after), *FUNCTION_WORDS, ""}
-    gone = dict.fromkeys(word for word in _words(before) if word not in said)
-    lost = " ".join(f"<del>{html.escape(word)}</del>" for word in gone)
-    return " ".join(new) + (f" <span class='soft'>{lost}</span>" if lost else "")
+def _edit(one: Ran) -> str:
+    verdict = '<p class="met">As expected.</p>' if _expects(one) else ""
+    if one.missing:
+        verdict = f'<p class="missed">Not as expected: {html.escape("; ".join(one.missing))}.</p>'
+    notes = "".join(f'<p class="soft">{html.escape(note)}</p>' for note in one.result.notes)
+    settings = "<br>".join(html.escape(_settings(concept)) for concept in one.result.plan.concepts)
+    return (
+        f'<section class="edit"><div><h3>{html.escape(one.title)}</h3>{compared(one.result)}{verdict}{notes}</div>'
+        f'<div class="maps">{mapped(one.result, side=160, density=2)}</div><p class="soft">{settings}</p></section>'
+    )
 
 
-def _words(text: str) -> list[str]:
-    return [_plain(word) for word in text.split()]
+def _settings(concept: Concept) -> str:
+    """What a word was changed with: the settings that count for it, and all that are not the paper's."""
+    own, usual = asdict(concept.settings), asdict(Settings())
+    gain = "beta" if concept.sets else "alpha" if concept.role == "plus" else "gamma"
+    shown = ["mode", gain, "kappa", "nu"]
+    shown += [name for name in own if name not in ("alpha", "beta", "gamma", *shown) and own[name] != usual[name]]
+    return f"{concept.word}: " + ", ".join(_setting(name, own[name]) for name in shown)
 
 
-def _plain(word: str) -> str:
-    return re.sub(r"\W", "", word.lower())
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
-def _settings(one: Ran) -> str:
-    parts = []
-    for concept in one.result.plan.concepts:
-        s = concept.settings
-        gain = f"alpha {s.alpha:g}" if concept.role == "plus" else f"gamma {s.gamma:g}"
-        gain = f"beta {s.beta:g}" if concept.role == "plus" and s.mode == "place" else gain
-        parts.append(f"{concept.word}: {gain}, kappa {s.kappa}, nu {s.nu}")
-    return "; ".join(parts)
-
-
-def _data(image: Any) -> str:
-    """A picture inside the page, small ones with their pixels enlarged, large ones no larger than they are shown."""
-    data = io.BytesIO()
-    scale = max(1, 280 // max(image.size))
-    shown = image.convert("RGB").resize((image.width * scale, image.height * scale), 0)
-    shown.thumbnail((560, 560))
-    shown.save(data, "PNG")
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+def _short(model: str) -> str:
+    """The name of a model; of a folder its end alone, for where it lies is nobody's business."""
+    parts = Path(model).parts
+    return "/".join(parts[-2:]) if Path(model).is_absolute() else model

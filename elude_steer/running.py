@@ -69,7 +69,8 @@ def missing(step: StepSpec, caption: str) -> tuple[str, ...]:
     """What of the expected did not happen, in short sentences."""
     told = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
     if step.expect.new and not any(_says(caption, word) for word in step.expect.new):
-        told.append(f"none of {', '.join(map(repr, step.expect.new))} came")
+        new = ", ".join(map(repr, step.expect.new))
+        told.append(f"{new} did not come" if len(step.expect.new) == 1 else f"none of {new} came")
     return tuple(told)
 
 

@@ -6,10 +6,13 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
+
+from elude_steer.applying import Applier
 from elude_steer.concepts import check_word
 from elude_steer.edits import (
     Case,
@@ -27,11 +30,11 @@ from elude_steer.edits import (
 from elude_steer.errors import SpecError, closest
 from elude_steer.plans import Plan, Settings, make_plan
 from elude_steer.stages import key_of, versions
-from elude_steer.steering import Steerer
 from elude_steer.storage import home, write_file
 from elude_steer.vlm import PROMPT
 from elude_steer.vocabulary import FUNCTION_WORDS
 
+By = Literal["harmonic", "clean", "success", "kept"]  # what the best has most of
 _PICTURES = 16  # that are captioned together, and kept in one file
 
 
@@ -58,16 +61,17 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     for name, values in grid.items():
         if name not in known:
             raise SpecError(f"there is no setting '{name}'.{closest(name, known)}")
-        if isinstance(values, str) or not len(values):
+        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or not len(values):
             raise SpecError(f"{name} needs a list of values to try, not {values!r}.")
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    plain = [[v.item() if isinstance(v, np.generic) else v for v in values] for values in grid.values()]
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*plain)]
     for point in points:
         Settings.of(point)
     return points
 
 
 def sweep(
-    steerer: Steerer,
+    steerer: Applier,
     world: World,
     kind: Kind,
     grid: Mapping[str, Sequence[Any]],
@@ -92,7 +96,8 @@ def sweep(
     points = grid_points(grid)
     said = baselines(steerer, world, prompt)
     tasks = make_tasks(world, said, kind, seed)  # with the baselines, so that another model is another sweep
-    causes = (steerer.atlas.about, steerer.vlm.fingerprint(), steerer.matcher.key, versions(), world.name)
+    model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
+    causes = (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
     key = key_of("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
     folder = (work or home() / "work") / f"sweep-{key}"
     captions: list[list[str]] = []
@@ -122,26 +127,47 @@ class Tried:
 
 
 def try_settings(
-    steerer: Steerer,
+    steerer: Applier,
     image: Any,
     minus: str,
     plus: str | None,
     grid: Mapping[str, Sequence[Any]],
     *,
+    by: By = "harmonic",
     prompt: str = PROMPT,
 ) -> tuple[str, list[Tried]]:
     """The baseline of one picture and its caption at every point of a grid, the best first.
 
     Nobody knows the truth about a user's picture, so what the baseline says counts as true: a caption is good if the
     old word is gone, the new one there, and the other words are as they were.
+
+    Args:
+        steerer: what is tuned.
+        image: a PIL picture.
+        minus: the word that should go.
+        plus: the word that should come in its place, if any.
+        grid: setting -> values to try.
+        by: what counts first; then success, what is kept, and how little is invented.
+        prompt: the question.
     """
+    check_by(by)
     points = grid_points(grid)
-    baseline = steerer.captions([image], [[None]], prompt)[0][0]
-    task = Task(0, baseline, check_word(minus).lower(), check_word(plus).lower() if plus else None)
-    world = words_world(image, baseline, [task.minus, *([task.plus] if task.plus else [])])
-    said = steerer.captions([image], [[_plan(steerer, task, point) for point in points]], prompt)[0]
+    old, new = check_word(minus).lower(), check_word(plus).lower() if plus is not None else None
+    asked = Task(0, "", old, new)
+    plans = [_plan(steerer, asked, point) for point in points]
+    if not any(plan.concepts for plan in plans):
+        _strict_plan(steerer, asked, points[0])  # none can be made: the first says why
+    ((baseline, *said),) = steerer.captions([image], [[None, *plans]], prompt)
+    task = replace(asked, baseline=baseline)
+    world = words_world(image, baseline, [old, *([new] if new else [])])
     tried = [Tried(point, judge(world, task, caption)) for point, caption in zip(points, said, strict=True)]
-    return baseline, sorted(tried, key=lambda t: (-t.outcome.success, -t.outcome.kept, len(t.outcome.invented)))
+    return baseline, sorted(tried, key=lambda t: _rank(t.outcome, by))
+
+
+def _rank(outcome: Outcome, by: By) -> tuple[float, ...]:
+    """Smaller is better. The harmonic mean needs no number of its own: for one edit it orders by success, then kept."""
+    first = 0.0 if by == "harmonic" else float(getattr(outcome, by))
+    return (-first, -outcome.success, -outcome.kept, len(outcome.invented))
 
 
 def words_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
@@ -159,18 +185,29 @@ def words_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
     return World("one picture", [Case(image, said)], tuple(sorted(said)), read)
 
 
-def best(points: Sequence[Point], by: str = "harmonic", *, least_kept: float = 0.9) -> Point:
+def best(points: Sequence[Point], by: By = "harmonic", *, least_kept: float = 0.9) -> Point:
     """The point with the most of `by` among those that keep enough; without any, the one that keeps most."""
+    check_by(by)
     enough = [point for point in points if point.score.kept >= least_kept]
     return (
         max(enough, key=lambda point: getattr(point.score, by)) if enough else max(points, key=lambda p: p.score.kept)
     )
 
 
-def _plan(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
-    plus = [task.plus] if task.plus else []
-    given: dict[str, Any] = {"minus": [task.minus], "plus": plus, "settings": settings, "defaults": steerer.defaults}
+def check_by(by: str) -> None:
+    """Raises where settings cannot be ranked by this."""
+    known = get_args(By)
+    if by not in known:
+        raise SpecError(f"by is {by!r}; settings are ranked by {', '.join(known[:-1])} or {known[-1]}.")
+
+
+def _plan(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
     try:
-        return make_plan(steerer.atlas, steerer.matcher, **given)[0]
+        return _strict_plan(steerer, task, settings)
     except SpecError:  # no place for the plus word: this point of the grid does nothing
         return Plan()
+
+
+def _strict_plan(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
+    words = {"minus": [task.minus], "plus": [task.plus] if task.plus else []}
+    return make_plan(steerer.atlas, steerer.matcher, **words, settings=settings, defaults=steerer.defaults)[0]

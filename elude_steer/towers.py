@@ -16,7 +16,7 @@ from torch import nn
 
 from elude_steer import backends
 from elude_steer.errors import EludeSteerError, ImageError, ModelError
-from elude_steer.hooks import find_layer, record
+from elude_steer.hooks import block_of, find_layer, record, record_output
 from elude_steer.storage import resolve_id
 
 
@@ -55,12 +55,36 @@ class Tower:
         inputs = self.prepare(images)
         with record(self.layer) as seen:
             self._call(inputs)
-        q = seen.input
+        return self.split_by_image(self._as_tokens(seen.input), inputs, len(images))
+
+    @torch.inference_mode()
+    def streams(self, images: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each image the layer's inputs and, as `(tiles, tokens, d_out)`, what its block hands on.
+
+        That is the residual stream behind the layer. Where a block hands on anything else, it is the layer's own
+        output.
+        """
+        inputs = self.prepare(images)
+        block = block_of(self.model, self.layer_name)
+        with record(self.layer, stop=False) as given, record_output(block) as made:
+            self._call(inputs)
+        q, stream = self._as_tokens(given.input), made[0]
+        width = self.layer.out_channels if isinstance(self.layer, nn.Conv2d) else int(self.layer.out_features)  # type: ignore[arg-type]
+        if stream.dim() == 4 and stream.shape[1] == width and stream.shape[-1] != width:
+            stream = stream.movedim(1, -1)  # a map with its channels first
+        if stream.shape[-1] != width or stream.numel() != q.shape[:-1].numel() * width:
+            stream = self.layer(given.input)
+            stream = stream.flatten(2).transpose(1, 2) if isinstance(self.layer, nn.Conv2d) else stream
+        stream = stream.reshape(*q.shape[:-1], width)
+        count = len(images)
+        pairs = zip(self.split_by_image(q, inputs, count), self.split_by_image(stream, inputs, count), strict=True)
+        return list(pairs)
+
+    def _as_tokens(self, q: torch.Tensor) -> torch.Tensor:
+        """What the layer was given, its maps as rows of tokens."""
         if isinstance(self.layer, nn.Conv2d):
-            q = _looked_at(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
-        elif q.dim() > 3:
-            q = q.flatten(1, -2)  # channels-last maps: (batch, height x width, d_in)
-        return self.split_by_image(q, inputs, len(images))
+            return _looked_at(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
+        return q.flatten(1, -2) if q.dim() > 3 else q  # channels-last maps: (batch, height x width, d_in)
 
     def token_indices(self, tokens: int) -> torch.Tensor:
         """The positions among `tokens` that count as instances."""

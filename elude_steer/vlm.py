@@ -140,11 +140,18 @@ class Vlm(Tower):
         new = tokens[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.tokenizer.batch_decode(new, skip_special_tokens=True)]
 
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in a tile."""
+        vision = self.model.config.vision_config
+        side = vision.image_size // vision.patch_size  # a remainder at the right and lower edge is never seen
+        return side, side
+
     def grid(self, size: tuple[int, int]) -> PatchGrid:
         """Where the patches of a picture of this `(width, height)` lie, tile by tile."""
         vision = self.model.config.vision_config
         side, patch = vision.image_size, vision.patch_size
-        rows = side // patch  # a remainder at the right and lower edge of a tile is never seen
+        rows = self.patch_shape[0]
         if _pinpoints(self.model) is None:
             areas = [_whole_picture(self.processor.image_processor, size, side)]
         else:

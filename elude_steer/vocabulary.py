@@ -13,7 +13,7 @@ _FUNCTION_WORDS = (
     "himself she her hers herself it its itself they them their theirs themselves one who whom whose which what and or "
     "but nor so yet if unless because although though while whereas until than whether as of in on at by for with "
     "without within from to into onto upon over under above below between among through during before after against "
-    "about around across along behind beside besides beyond near off out up down toward towards since per via not "
+    "about around across along behind beside besides beyond near next off out up down toward towards since per via not "
     "never very too also just only even still already again then there here now when where why how be am is are was "
     "were been being have has had having do does did doing will would shall should can could may might must ought"
 )

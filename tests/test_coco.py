@@ -5,8 +5,11 @@ from PIL import Image
 
 from elude_steer import coco
 from elude_steer.coco import coco_world, read_caption
+from elude_steer.edits import baselines, make_tasks, run_edits, summary
 from elude_steer.errors import EludeSteerError, EludeSteerWarning, ImageError, SpecError
 from elude_steer.images import open_image
+from elude_steer.steering import Steerer
+from elude_steer.toyland import scenes
 
 NAMES = list(coco._classes())
 
@@ -135,6 +138,22 @@ def test_pictures_with_enough_large_classes_are_kept(small):
     assert world.words == tuple(NAMES)
     assert world.read("two dogs").objects == {"dog"}
     assert len(coco_world(*small, least=1).cases) == 5
+
+
+def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
+    drawn = [scene for scene in scenes(seed=8, n=60) if {"dog", "cat", "horse", "bus"} & set(scene.objects)][:4]
+    rows = [dict.fromkeys(set(scene.objects) & set(NAMES), 0.2) for scene in drawn]
+    path, folder = write(tmp_path, rows)
+    for number, scene in enumerate(drawn):
+        scene.image.save(folder / f"{number:03}.png")
+    world, steerer = coco_world(path, folder, least=1), Steerer.load("toyland")
+    tasks = make_tasks(world, baselines(steerer, world), "remove")
+    assert tasks
+    outcomes = run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]))
+    assert all(one.well_formed is None and isinstance(one.likelihood, float) for one in outcomes)
+    score = summary("remove", outcomes)
+    assert score.well_formed is None
+    assert score.intervals["likelihood"][0] <= score.likelihood <= score.intervals["likelihood"][1]
 
 
 def test_pictures_are_opened_only_when_they_are_looked_at(small, monkeypatch):

@@ -94,6 +94,46 @@ def test_sweep_of_scenes_is_resumed_and_drawn(tmp_path, monkeypatch):
     assert (tmp_path / "p.png").exists()
 
 
+def test_sweep_tries_switches_and_words_as_such(picture):
+    path, scene = picture
+    given = (
+        "sweep",
+        path,
+        "--minus",
+        scene.objects[0],
+        "--json",
+        "--model",
+        "toyland/captioner",
+        "--dtype",
+        "bfloat16",
+    )
+    rows = json.loads(ask(*given, "--grid", "smooth=true,False", "--grid", "nu=all", "--grid", "mode=place").stdout)
+    assert sorted(row["smooth"] for row in rows) == [False, True]
+    assert [(row["nu"], row["mode"]) for row in rows] == [("all", "place")] * 2
+
+
+def test_sweep_without_a_grid_suits_the_edit(picture):
+    path, scene = picture
+    other = next(w for w in toyland.OBJECTS if w not in scene.objects)
+    removed = ask("sweep", path, "--minus", scene.objects[0], "--limit", 2).stdout.splitlines()
+    assert removed[0].split()[:3] == ["gamma", "kappa", "nu"]
+    assert len(removed) == 3
+    replaced = ask("sweep", path, "--minus", scene.objects[0], "--plus", other).stdout
+    assert replaced.split()[:3] == ["beta", "kappa", "nu"]
+
+
+def test_export_takes_another_atlas_copy_and_precision(tmp_path):
+    from safetensors import safe_open
+
+    recipe, out = tmp_path / "other.yaml", tmp_path / "model"
+    recipe.write_text("name: other\natlas: nowhere\nsteps: [{minus: [cat]}]\n")
+    flags = ("--atlas", "toyland", "--model", "toyland/captioner", "--dtype", "bfloat16")
+    done = ask("export", recipe, out, "--set", "mode=scale", "--set", "nu=all", *flags)
+    assert done.stdout.strip() == str(out)
+    with safe_open(out / "model.safetensors", "pt") as saved:
+        assert {saved.get_slice(key).get_dtype() for key in saved.keys()} == {"BF16"}  # noqa: SIM118
+
+
 def test_an_exported_model_needs_nothing_of_ours(tmp_path):
     """In a process where elude_steer cannot be imported it says what the steered model says, on 100 scenes."""
     out = tmp_path / "model"
@@ -157,6 +197,24 @@ print(json.dumps(said))
         (("export", "toyland-dog", "{folder}/x", "--set", "mode=place"), "only an edit of every patch can be weights"),
         (("export", "toyland-dog", "{folder}/x", "--step", "9"), "has 2 edits, not 9"),
         (("sweep", "{picture}"), "say what should go"),
+        (("sweep", "{picture}", "--plus", "dog"), "say what should go"),
+        (("sweep", "--write", "x.yaml"), "there is no IMAGE: `elude-steer sweep IMAGE --minus WORD --write OUT.yaml`"),
+        (("sweep", "--minus", "dog"), "--minus is for one picture, and there is no IMAGE: `elude-steer sweep IMAGE"),
+        (("sweep", "--plus", "dog", "--minus", "cat"), "^--minus and --plus are for one picture"),
+        (("sweep", "{picture}", "--minus", "dog", "--plot", "p.png"), "^--plot is for many pictures, and '.*' is one"),
+        (("sweep", "{picture}", "--minus", "dog", "--defaults"), "^--defaults is for many pictures"),
+        (("sweep", "{picture}", "--minus", "dog", "--kind", "remove"), "^--kind is for many pictures"),
+        (("sweep", "{picture}", "--scenes", "toyland:1", "--coco", "a", "b"), "^--scenes and --coco are for many"),
+        (
+            ("sweep", "{picture}", "--count", "60"),
+            "^--count is for .* leave out the picture: `elude-steer sweep --coun",
+        ),
+        (("sweep", "{picture}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
+        (("sweep", "--grid", "gamma"), "--grid is 'gamma'; it is a setting and its values: gamma=-15,-50"),
+        (("sweep", "--grid", "nu=6", "--grid", "nu=all"), "--grid nu is given twice; put all its values in one"),
+        (("sweep", "--grid", "kappa=true"), "kappa is True"),
+        (("sweep", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
+        (("export", "toyland-cats", "{folder}/x", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("sweep", "--grid", "gama=1"), "there is no setting 'gama'. Did you mean 'gamma'"),
         (("sweep", "--count", "2", "--grid", "gamma=-5", "--defaults"), "comes with the package and stays as it is"),
         (("concepts", "toyland", "--like", " "), "a concept is a word"),

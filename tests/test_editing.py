@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from elude_steer.editing import Prepared, edited, strongest_mask
+from elude_steer.editing import Prepared, edited, smoothed, strongest_mask
 from elude_steer.errors import ModelError
 from elude_steer.plans import Concept, Edit, Plan, Settings
 from elude_steer.regions import Region
@@ -141,7 +141,7 @@ def test_placing_goes_where_the_user_says(atlas, layer, q):
     marked[0, 3:5] = marked[2, 7] = True
     plan = Plan((concept(atlas, [4, 8], "plus", amounts=[8.0, 3.5], mode="place"),), Region.of((1, 1, 9, 9)))
     prepared = Prepared.of(plan, atlas, layer)
-    got = prepared.change(q, lambda: marked)
+    got = prepared.change(q, lambda _region: marked)
     agrees(got, literal(plan, atlas, layer, q, {(0, 3), (0, 4), (2, 7)}))
     assert torch.equal(got.any(-1), torch.from_numpy(marked))
     # Set means set: afterwards the sub-units have exactly these values there.
@@ -158,12 +158,12 @@ def test_a_sub_unit_that_never_fires_has_no_say_in_where(atlas, layer, q):
         references.activation[9] = never
         cut = replace(atlas, references=references)
         plans = [Plan((concept(cut, minus), concept(cut, [4], "plus", mode="place", nu=3))) for minus in ([1, 9], [1])]
-        with_it, without = (Prepared.of(plan, cut, layer).region(q, None) for plan in plans)
+        ready = [Prepared.of(plan, cut, layer) for plan in plans]
+        with_it, without = (one.region(one.parts[-1], q) for one in ready)
         assert torch.equal(with_it, without)
 
 
-def test_without_anything_to_place_there_is_no_region(atlas, layer, q):
-    assert Prepared.of(Plan((concept(atlas, [1]),)), atlas, layer).region(q, None) is None
+def test_without_a_place_nothing_is_placed(atlas, layer, q):
     plan = Plan((concept(atlas, []), concept(atlas, [4], "plus", mode="place")))
     with pytest.raises(ModelError, match="nothing says where to place the plus words: every minus sub-unit is a plus"):
         Prepared.of(plan, atlas, layer).change(q)
@@ -178,6 +178,85 @@ def test_numbers_that_are_not_finite_are_an_error(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 2], gamma=-3e38, nu=3),))
     with pytest.raises(ModelError, match=r"not finite; use smaller gains \(alpha, gamma, beta\)"):
         Prepared.of(plan, atlas, layer).change(q * 100)
+
+
+def test_every_word_has_its_own_region(atlas, layer, q):
+    """By its own box, or by its own nu where the minus words fire."""
+    first, second = Region.of((0, 0, 1, 1)), Region.of((5, 5, 6, 6))
+    marked = {first: np.zeros((TILES, PATCHES), bool), second: np.zeros((TILES, PATCHES), bool)}
+    marked[first][0, :2] = marked[second][1, 4] = True
+    cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=2)
+    hen = concept(atlas, [8], "plus", "hen", [3.0], mode="place", nu=5)
+    plan = Plan((replace(cow, where=first), replace(hen, where=second)))
+    maps = Prepared.of(plan, atlas, layer).maps(q, marked.__getitem__)
+    assert (maps["cow"][1] == marked[first]).all()
+    assert (maps["hen"][1] == marked[second]).all()
+    plan = Plan((concept(atlas, [1, 9], nu=1), replace(cow, where=first), hen), second)
+    maps = Prepared.of(plan, atlas, layer).maps(q, marked.__getitem__)
+    assert (maps["cow"][1] == marked[first]).all()  # its own before the plan's
+    assert (maps["hen"][1] == marked[second]).all()
+    maps = Prepared.of(Plan((concept(atlas, [1, 9], nu=1), cow, hen)), atlas, layer).maps(q)
+    assert (maps["cow"][1].sum(1) == 2).all()
+    assert (maps["hen"][1].sum(1) == 5).all()
+    with pytest.raises(ModelError, match="a box or mask needs to know the picture it lies on"):
+        Prepared.of(plan, atlas, layer).change(q)
+
+
+def test_smoothing_takes_the_neighbours_in(atlas, layer):
+    """Two neighbours that fire fairly well beat one that fires alone, and only with smoothing."""
+    share = torch.zeros(1, 12)
+    share[0, 0], share[0, 6], share[0, 7] = 1.0, 0.9, 0.9  # 3 rows of 4
+    slow = torch.zeros(3, 4)
+    for y in range(3):
+        for x in range(4):
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    if 0 <= y + dy < 3 and 0 <= x + dx < 4:
+                        weight = 0.5 if dy and dx else 1.0
+                        slow[y, x] += weight * share.reshape(3, 4)[y + dy, x + dx] / 7
+    torch.testing.assert_close(smoothed(share, 3, 4).reshape(3, 4), slow)
+    assert int(share.argmax()) == 0
+    assert int(smoothed(share, 3, 4).argmax()) in (6, 7)
+
+
+def filled(atlas, sub_units, **how):
+    return concept(atlas, sub_units, mode="place", **{"nu": 3, "fill": 4, "beta": 2.0, **how})
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_the_surroundings_take_the_place_of_what_is_removed(atlas, layer, q, before):
+    """Those that fire most outside the region are set in it, edited ones and CLS left out."""
+    plan = Plan((filled(atlas, [1, 9]),))
+    prepared = Prepared.of(plan, atlas, layer, (1, PATCHES - before))
+    bare = Prepared.of(Plan((concept(atlas, [1, 9], nu=3, mode="place"),)), atlas, layer, (1, PATCHES - before))
+    region = prepared.region(prepared.parts[0], q)
+    assert not region[:, :before].any()
+    outside = ~region
+    outside[:, :before] = False
+    every = list(range(len(atlas)))
+    weight, bias = atlas.parameters(every, layer.weight.detach(), layer.bias.detach())
+    reference = atlas.references.activation
+    now = q @ weight.T + bias  # (tiles, patches, S)
+    share = {s: float(now[..., s][outside].mean() / reference[s]) for s in every if reference[s] > 1e-6}
+    best = sorted((s for s in share if s not in (1, 9)), key=lambda s: -share[s])[:4]
+    wanted = torch.zeros(TILES, PATCHES, UNITS)
+    for s in best:
+        wanted[..., atlas.units[s]] += (2.0 * reference[s] - now[..., s]) * region
+    torch.testing.assert_close(prepared.change(q) - bare.change(q), wanted, rtol=1e-4, atol=1e-4)
+    touched = prepared.maps(q)["dog"][1]
+    assert (touched >= region[:, before:].numpy()).all()
+
+
+def test_nothing_is_filled_where_something_is_placed_or_no_surroundings_are_left(atlas, layer, q):
+    bare = concept(atlas, [1, 9], mode="place", nu="all")
+    everything = Prepared.of(Plan((filled(atlas, [1, 9], nu="all"),)), atlas, layer).change(q)
+    torch.testing.assert_close(everything, Prepared.of(Plan((bare,)), atlas, layer).change(q))
+    cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=3)
+    plan = Plan((filled(atlas, [1, 9]), cow))
+    assert not any(map(plan.fills, plan.concepts))
+    assert not Plan((filled(atlas, [1], nu="all"),)).folds
+    assert not Plan((filled(atlas, []),)).changes
+    assert Plan((filled(atlas, [1], gamma=1.0),)).changes
 
 
 # Folded
@@ -227,7 +306,7 @@ def test_maps_have_the_fire_and_the_touch_of_every_word(atlas, layer, q):
 def test_a_user_who_marks_a_region_sees_it(atlas, layer, q):
     marked = np.eye(TILES, PATCHES, dtype=bool)
     plan = Plan((concept(atlas, [4], "plus", "cow", mode="place"),), Region.of((1, 1, 9, 9)))
-    assert (Prepared.of(plan, atlas, layer).maps(q, lambda: marked)["cow"][1] == marked).all()
+    assert (Prepared.of(plan, atlas, layer).maps(q, lambda _region: marked)["cow"][1] == marked).all()
 
 
 # The strongest
@@ -297,7 +376,7 @@ def test_each_picture_has_its_own_region(atlas, layer, q):
     one = Prepared.of(plan, atlas, layer)
     with torch.no_grad():
         x = torch.cat([q, q])
-        out = edited(layer, [one], by_count(3, 3), [lambda: marked[0], lambda: marked[1]])(layer, x)
+        out = edited(layer, [one], by_count(3, 3), [lambda _region: marked[0], lambda _region: marked[1]])(layer, x)
         changed = (out != layer(x)).any(-1)
     assert torch.equal(changed, torch.from_numpy(np.concatenate(marked)))
 

@@ -1,7 +1,9 @@
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,8 +21,10 @@ from elude_steer.edits import (
     summary,
     toyland_world,
 )
-from elude_steer.errors import SpecError
+from elude_steer.errors import ModelError, SpecError
+from elude_steer.fluency import likelihoods
 from elude_steer.plans import Plan
+from elude_steer.steering import Steerer
 
 OBJECTS = ("ball", "bird", "cat", "cow", "dog", "tree")
 PLACES = ("beach", "park")
@@ -36,8 +40,8 @@ def world_of(*pictures, words=OBJECTS):
     return World("hand-made", [Case(i, frozenset(p.split())) for i, p in enumerate(pictures)], words, read)
 
 
-def outcome(success=True, kept=1.0, invented=(), well_formed=True):
-    return Outcome(Task(0, "", "dog"), "", success, True, kept, tuple(invented), well_formed)
+def outcome(success=True, kept=1.0, invented=(), well_formed=True, likelihood=None):
+    return Outcome(Task(0, "", "dog"), "", success, True, kept, tuple(invented), well_formed, likelihood)
 
 
 # One edit
@@ -163,6 +167,22 @@ def test_shares_are_means():
     assert score.to_dict()["intervals"]["kept"] == score.intervals["kept"]
 
 
+def test_without_a_grammar_no_share_is_well_formed():
+    score = summary("remove", [outcome(well_formed=None, likelihood=x) for x in (-1.0, -0.5, 0.0)])
+    assert (score.well_formed, score.likelihood) == (None, -0.5)
+    assert "well_formed" not in score.intervals
+    low, high = score.intervals["likelihood"]
+    assert -1 <= low < -0.5 < high <= 0
+    assert score.to_dict()["likelihood"] == -0.5
+
+
+def test_a_likelihood_is_the_mean_of_those_that_are_known():
+    score = summary("remove", [outcome(likelihood=-2.0), outcome(), outcome(likelihood=-2.0)])
+    assert (score.edits, score.well_formed, score.likelihood) == (3, 1, -2)
+    assert score.intervals["likelihood"] == (-2, -2)
+    assert summary("remove", [outcome()]).likelihood is None
+
+
 def test_where_all_agree_the_interval_is_a_point():
     score = summary("remove", [outcome()] * 9)
     assert score.harmonic == score.clean == 1
@@ -253,7 +273,140 @@ def test_a_case_holds_a_picture_or_reads_it(tmp_path):
         assert case.image is not case.image
 
 
+# How likely a caption is, on toyland's own model
+
+
+@pytest.fixture(scope="module")
+def steerer():
+    return Steerer.load("toyland")
+
+
+@pytest.fixture(scope="module")
+def world():
+    return toyland_world(91, 6)
+
+
+@pytest.fixture(scope="module")
+def said(steerer, world):
+    return baselines(steerer, world)
+
+
+def without_grammar(world):
+    return replace(world, read=lambda caption: replace(world.read(caption), well_formed=None))
+
+
+def generated(vlm, image):
+    """The mean log-probability of the tokens of a caption, its end with them, by generation itself."""
+    inputs = vlm.inputs([image])
+    got = vlm.model.generate(
+        **inputs, do_sample=False, max_new_tokens=64, output_logits=True, return_dict_in_generate=True
+    )
+    new = got.sequences[0, inputs["input_ids"].shape[1] :]
+    return torch.stack(got.logits)[:, 0].log_softmax(-1).gather(-1, new[:, None]).mean().item()
+
+
+def test_a_likelihood_is_what_generation_gives(steerer, world, said):
+    images = [case.image for case in world.cases]
+    assert len({image.size for image in images}) > 1  # so that the rows of a batch are padded
+    got = likelihoods(steerer.vlm, images, [[caption] for caption in said])
+    expected = [[generated(steerer.vlm, image)] for image in images]
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_texts_of_any_length_share_a_batch(steerer, world, said, no_hooks_left):
+    no_hooks_left(steerer.vlm.model)
+    images, texts = [case.image for case in world.cases[:2]], [[said[0], "", "dog", said[0]], [said[1] * 3]]
+    together = likelihoods(steerer.vlm, images, texts)
+    assert [len(own) for own in together] == [4, 1]
+    assert together[0][0] == together[0][3]
+    for image, own, values in zip(images, texts, together, strict=True):
+        for text, value in zip(own, values, strict=True):
+            np.testing.assert_allclose(likelihoods(steerer.vlm, [image], [[text]]), [[value]], atol=1e-4)
+
+
+def test_what_is_no_sentence_is_less_likely(steerer, world, said):
+    words = said[0].split()
+    broken = [" ".join(reversed(words)), " ".join(words[:-1]), said[0] + " and", "", said[3]]
+    ((own, *others),) = likelihoods(steerer.vlm, [world.cases[0].image], [[said[0], *broken]])
+    assert -0.5 < own <= 0
+    assert all(other < own - 0.3 for other in others)
+
+
+def test_a_text_may_look_like_a_special_token(steerer, world):
+    ((value,),) = likelihoods(steerer.vlm, [world.cases[0].image], [["a <image> of <|im_end|>"]])
+    assert np.isfinite(value)
+
+
+def test_likelihoods_of_nothing_and_of_too_much(steerer, world):
+    image = world.cases[0].image
+    assert likelihoods(steerer.vlm, [], []) == []
+    assert likelihoods(steerer.vlm, [image], [[]]) == [[]]
+    with pytest.raises(SpecError, match="2 lists of texts for 1 pictures; give each picture one"):
+        likelihoods(steerer.vlm, [image], [["a dog"], ["a cat"]])
+
+
+def test_every_token_that_ends_an_answer_counts(steerer, world, said, monkeypatch):
+    vlm = replace(steerer.vlm, processor=copy.deepcopy(steerer.vlm.processor))
+    image, settings = world.cases[0].image, vlm.model.generation_config
+    ((one,),) = likelihoods(vlm, [image], [[said[0]]])
+    monkeypatch.setattr(settings, "eos_token_id", [settings.eos_token_id, vlm.processor.tokenizer.pad_token_id])
+    ((two,),) = likelihoods(vlm, [image], [[said[0]]])
+    assert one <= two <= 0
+    monkeypatch.setattr(settings, "eos_token_id", None)
+    assert likelihoods(vlm, [image], [[said[0]]]) == [[one]]  # the tokenizer knows
+    vlm.processor.tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="captioner names no token that ends an answer; set its eos_token_id"):
+        likelihoods(vlm, [image], [[said[0]]])
+
+
+def test_edits_are_weighed_where_there_is_no_grammar(steerer, world, said):
+    tasks, bare = make_tasks(world, said, "remove"), without_grammar(world)
+
+    def run(world, **options):
+        return run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]), size=4, **options)
+
+    plain, weighed = run(world), run(bare)
+    assert [one.caption for one in plain] == [one.caption for one in weighed]
+    assert all(one.likelihood is None and one.well_formed is not None for one in plain)
+    assert all(one.well_formed is None for one in weighed)
+    for one in weighed:
+        texts = [[one.caption, one.task.baseline]]
+        ((after, before),) = likelihoods(steerer.vlm, [world.cases[one.task.case].image], texts)
+        assert one.likelihood == pytest.approx(after - before, abs=1e-4)
+    assert any(one.likelihood < 0 for one in weighed)
+    both = run(world, likelihood=True)
+    assert [one.likelihood for one in both] == [one.likelihood for one in weighed]
+    assert [one.well_formed for one in both] == [one.well_formed for one in plain]
+    assert all(one.likelihood is one.well_formed is None for one in run(bare, likelihood=False))
+
+
+def test_a_caption_that_stays_is_as_likely_as_it_was(steerer, world, said):
+    tasks = make_tasks(world, said, "remove")
+    idle = run_edits(steerer, world, tasks, lambda task: Plan(), likelihood=True)
+    assert [one.likelihood for one in idle] == [0] * len(tasks)
+
+
 # Toyland
+
+
+@pytest.mark.parametrize("least", [-1, 4])
+def test_scenes_that_there_are_none_of_are_refused(least):
+    with pytest.raises(SpecError, match=rf"least is {least}; a scene of toyland has 0 to 3 objects\."):
+        toyland_world(5, 1, least=least)
+
+
+def test_counts_and_shares_that_cannot_be_meant_are_refused():
+    for n in (0, -3):
+        with pytest.raises(SpecError, match=rf"n is {n}; take at least 1 scene\."):
+            toyland_world(5, n)
+    for visible in (-0.1, 1.5, float("nan")):
+        with pytest.raises(SpecError, match=rf"visible is {visible:g}; it is a share, 0 to 1\."):
+            toyland_world(5, 1, visible=visible)
+
+
+def test_the_bounds_themselves_are_scenes():
+    assert all(len(case.objects) == 3 for case in toyland_world(5, 3, least=3, visible=1).cases)
+    assert len(toyland_world(5, 3, least=0, visible=0).cases) == 3
 
 
 def test_toyland_gives_scenes_with_their_truth():

@@ -1,8 +1,11 @@
+import base64
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from elude_steer.figures import _FRAME, collage, heatmap, scatter, spread, titled
+from elude_steer.figures import _FRAME, collage, data_uri, fitted, heatmap, scatter, spread, titled
 from elude_steer.vlm import PatchGrid
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
@@ -146,6 +149,28 @@ def test_without_touched_patches_there_is_no_frame():
     assert (np.asarray(heatmap(GREY, SQUARE, fires, np.zeros((1, 16), bool), side=96)) == np.asarray(without)).all()
 
 
+def test_what_was_not_touched_lies_in_the_dark():
+    touched = only(SQUARE, (0, 1, 1), (0, 1, 2)).astype(bool)
+    red = Image.new("RGB", (96, 96), (200, 60, 60))
+    drawn = np.asarray(heatmap(red, SQUARE, np.zeros((1, 16)), touched, side=96), float)
+    inside, outside = drawn[36, 48], drawn[80, 48]
+    assert inside.mean() > 1.5 * outside.mean()
+    assert inside[0] > inside[2] + 80
+    assert np.ptp(outside) == 0  # grey
+
+
+@pytest.mark.parametrize(("side", "width"), [(96, 1), (200, 1), (320, 2), (480, 2), (960, 5)])
+def test_the_frame_is_as_wide_as_the_picture_needs(side, width):
+    found = framed(heatmap(GREY, SQUARE, np.zeros((1, 16)), np.ones((1, 16), bool), side=side))
+    assert found[side // 2].nonzero()[0].tolist() == [*range(width), *range(side - width, side)]
+
+
+def test_what_glows_can_still_be_made_out():
+    half = Image.fromarray(np.repeat(np.uint8([[0] * 48 + [255] * 48]), 96, 0))
+    drawn = np.asarray(heatmap(half, SQUARE, np.full((1, 16), 5.0), side=96), float)
+    assert abs(drawn[48, 70] - drawn[48, 20]).min() > 50
+
+
 def test_a_wide_picture_of_several_tiles():
     """A patch of the right tile is a quarter of the picture's half: half as wide as one of the whole."""
     grid = grid_of(WHOLE, (0, 0, 0.5, 1), (0.5, 0, 1, 1))
@@ -167,6 +192,22 @@ def test_the_picture_is_left_as_it_was_and_may_have_any_mode():
         before = picture.tobytes()
         assert heatmap(picture, SQUARE, only(SQUARE, (0, 1, 1)), np.ones((1, 16), bool)).mode == "RGB"
         assert picture.tobytes() == before
+
+
+# Sizes and addresses
+
+
+def test_the_longer_side_is_fitted():
+    assert fitted(Image.new("P", (300, 100)), 90).size == (90, 30)
+    assert fitted(Image.new("L", (10, 40)), 90).size == (22, 90)
+    assert fitted(Image.new("1", (1000, 1)), 90).size == (90, 1)
+    assert fitted(GREY, 96).mode == "RGB"
+
+
+def test_an_address_holds_the_whole_picture():
+    head, _, data = data_uri(GREY).partition(",")
+    assert head == "data:image/png;base64"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).tobytes() == GREY.tobytes()
 
 
 # Sheets

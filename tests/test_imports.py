@@ -13,8 +13,9 @@ PACKAGE = Path(elude_steer.__file__).parent
 ORDER = [
     "errors", "backends", "storage", "documents", "recipe", "hooks", "towers", "vlm", "images", "probing",
     "contributions", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts", "labels", "manifest",
-    "atlas", "workers", "stages", "naming", "pipeline", "figures", "regions", "plans", "editing", "resuming",
-    "results", "steering", "edits", "coco", "sweep", "tuning", "exporting", "running", "report", "commands", "cli",
+    "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions", "plans", "editing", "resuming",
+    "applying", "fluency", "edits", "coco", "sweep", "tuning", "results", "steering", "exporting", "running", "report",
+    "commands", "cli",
 ]  # fmt: skip
 
 

@@ -307,7 +307,7 @@ def test_a_plan_says_what_it_will_do():
         "  2 by 'dog' (1.00), 1 by 'puppy' (0.81)",
         "-hat: 6 sub-units times -15 on every patch",
         "  1 by 'word0' (0.90), 1 by 'word1' (0.80), 1 by 'word2' (0.70), 1 by 'word3' (0.60) and 2 more words",
-        "+cat: 1 sub-unit set to 4 x reference on the region",
+        "+cat: 1 sub-unit set to 4 x reference on a region of 50 patches a tile",
         "  1 by 'cat' (1.00)",
         "+cow: 1 sub-unit times 8 on 1 patch a tile",
         "  1 by 'cow' (1.00)",

@@ -1,3 +1,4 @@
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,26 +91,59 @@ def literal(steerer, q, plan, image):
                 mask[t, top] = True
         return mask
 
-    region = None
-    placed = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
-    if placed:
-        how = placed[0].settings
-        if plan.where is not None:
-            boxes = steerer.vlm.grid(image.size).boxes
-            region = torch.from_numpy(plan.where.covers(boxes, image.size))
-        else:
-            minus = [e for c in plan.concepts if c.role == "minus" for e in c.edits]
-            reference = steerer.atlas.references.activation
-            on = [float(reference[e.sub_unit]) for e in minus]
-            shares = [activation(e.sub_unit) / (r if r > 1e-6 else np.inf) for e, r in zip(minus, on, strict=True)]
-            region = largest(torch.stack(shares).mean(0), how.nu, how.per)
+    reference = steerer.atlas.references.activation.double()
+
+    def share(sub_units):
+        on = [float(reference[s]) for s in sub_units]
+        found = [activation(s) / (r if r > 1e-6 else np.inf) for s, r in zip(sub_units, on, strict=True)]
+        return torch.stack(found).mean(0)
+
+    def neighbours(values):
+        side, mean = int(patches**0.5), torch.zeros_like(values)
+        for t, y, x in itertools.product(range(tiles), range(side), range(side)):
+            for dy, dx in itertools.product((-1, 0, 1), (-1, 0, 1)):
+                if 0 <= y + dy < side and 0 <= x + dx < side:
+                    near = values[t, (y + dy) * side + x + dx]
+                    mean[t, y * side + x] += (0.5 if dy and dx else 1.0) * near / 7
+        return mean
+
+    def region(concept):
+        how, marked = concept.settings, concept.where or plan.where
+        if marked is not None and (concept.role == "plus" or not placed):
+            return torch.from_numpy(marked.covers(steerer.vlm.grid(image.size).boxes, image.size))
+        minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
+        values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
+        return largest(neighbours(values) if how.smooth else values, how.nu, how.per)
+
+    def level(sub_units, kind, at):
+        if kind == "reference":
+            return reference[sub_units[at]]
+        unit = steerer.atlas.units[sub_units[at]]
+        same = sum(int(steerer.atlas.units[s] == unit) for s in sub_units)
+        return sum(float(steerer.atlas.streams[s, unit]) for s in sub_units) / len(sub_units) / same
+
+    placed = any(e.kind == "set" for c in plan.concepts for e in c.edits)
     for concept in plan.concepts:
-        for edit in concept.edits:
+        how = concept.settings
+        if concept.role == "minus" and how.mode == "place" and how.fill and not placed:
+            inside = region(concept)
+            edited = {e.sub_unit for e in plan.edits}
+            free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
+            mean = {s: float(activation(s)[~inside].mean() / reference[s]) for s in free}
+            chosen = sorted(free, key=lambda s: -mean[s])[: how.fill]
+            for at, s in enumerate(chosen):
+                amount = how.beta * level(chosen, how.level, at)
+                change[..., steerer.atlas.units[s]] += (amount - activation(s)) * inside
+        for at, edit in enumerate(concept.edits):
             now = activation(edit.sub_unit)
             if edit.kind == "set":
-                change[..., edit.unit] += (edit.amount - now) * region
+                if len({e.sub_unit for e in concept.edits}) == how.kappa:  # none was lost to another word
+                    own = how.beta * level([e.sub_unit for e in concept.edits], how.level, at)
+                    assert edit.amount == pytest.approx(float(own), rel=1e-4, abs=1e-4)
+                change[..., edit.unit] += (edit.amount - now) * region(concept)
             else:
-                mask = largest(now, concept.settings.nu, concept.settings.per)
+                in_place = how.mode == "place" and concept.role == "minus"
+                mask = region(concept) if in_place else largest(now, how.nu, how.per)
                 change[..., edit.unit] += (edit.amount - 1) * now * mask
     return change
 
@@ -118,9 +152,12 @@ SETTINGS = [
     {"mode": "scale", "nu": 1, "per": "tile"},
     {"mode": "scale", "nu": 25, "per": "image"},
     {"mode": "scale", "nu": "all"},
-    {"mode": "place", "nu": 10, "per": "tile"},
-    {"mode": "place", "nu": 10, "per": "image"},
+    {"mode": "place", "nu": 10, "per": "tile", "level": "reference", "smooth": False},
+    {"mode": "place", "nu": 10, "per": "image", "level": "stream", "smooth": True},
+    {"mode": "place", "nu": 10, "fill": 6, "level": "stream", "smooth": True, "plus": []},
+    {"mode": "place", "nu": 7, "per": "image", "fill": 6, "level": "reference", "smooth": False, "plus": []},
     {"mode": "place", "nu": 5, "where": (20, 20, 70, 80)},
+    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80), "plus": [], "fill": 3},
     {"mode": "place", "nu": 5, "where": np.eye(16, dtype=bool)},
 ]
 
@@ -128,9 +165,9 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_change_is_the_methods(steerer, scenes, settings):
     """On a batch of pictures with different numbers of tiles, each with a plan of its own, against the slow way."""
-    settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "beta": 4.0, **settings}
+    settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "beta": 4.0, "plus": ["biker"], **settings}
     words = [["dog"], ["cat", "tree"], ["ball"], ["bird"]]
-    plans = [steerer.plan(minus=minus, plus=["biker"], **settings) for minus in words]
+    plans = [steerer.plan(minus=minus, **settings) for minus in words]
     images = [scene.image for scene in scenes]
     inputs = steerer.vlm.inputs(images)
     seen = {}

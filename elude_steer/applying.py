@@ -1,0 +1,204 @@
+"""A model under plans: loaded with its atlas, captioning pictures whose target layer is changed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from elude_steer.atlas import Atlas
+from elude_steer.concepts import Matcher
+from elude_steer.editing import Covers, Prepared, Surroundings, edited
+from elude_steer.errors import AtlasError, LayerError, ModelError, SpecError
+from elude_steer.hooks import replaced, watched
+from elude_steer.manifest import EMBEDDED
+from elude_steer.plans import Plan
+from elude_steer.recipe import ModelSpec
+from elude_steer.resuming import Looked, look, resumed
+from elude_steer.vlm import PROMPT, Vlm
+
+BATCH = 160  # tiles that go through the model together
+
+
+@dataclass(frozen=True, eq=False)
+class Applier:
+    """A model, the atlas of one of its layers and a matcher: captions under ready plans."""
+
+    vlm: Vlm
+    atlas: Atlas
+    matcher: Matcher
+
+    @classmethod
+    def load(
+        cls,
+        atlas: str = EMBEDDED,
+        *,
+        model: str | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | None = None,
+        device_map: Any = None,
+        trust_remote_code: bool | None = None,
+    ) -> Self:
+        """The steerer of an atlas, with the model it was built for.
+
+        Args:
+            atlas: a folder, a name of `elude-steer atlases list`, or a Hub id.
+            model: another copy of the model; by default the id in the atlas.
+            device: where the model goes.
+            dtype: what it computes in; by default as the atlas was built.
+            device_map: as in transformers.
+            trust_remote_code: whether code that comes with the model or the matcher may run.
+        """
+        loaded = Atlas.load(atlas)
+        spec = ModelSpec(**loaded.about["spec"]["model"])
+        if spec.kind != "vlm":
+            raise AtlasError(f"atlas '{loaded.name}' is of {spec.id}, a vision model: it has no captions to steer.")
+        vlm = Vlm.load(
+            model or spec.id,
+            layer=loaded.about["layer"],
+            device=device,
+            dtype=dtype or spec.dtype,
+            device_map=device_map,
+            revision=spec.revision if model is None else None,
+            attn_implementation=spec.attn_implementation,
+            trust_remote_code=loaded.trusts(spec.trust_remote_code, trust_remote_code),
+        )
+        return cls.of(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
+
+    @classmethod
+    def of(cls, vlm: Vlm, atlas: Atlas, matcher: Matcher) -> Self:
+        """The same from parts that are already loaded; raises where they do not belong together."""
+        atlas.check(vlm.layer)
+        atlas.named()
+        if not isinstance(vlm.layer, nn.Linear):
+            raise LayerError(
+                f"layer '{vlm.layer_name}' is a {type(vlm.layer).__name__}; only nn.Linear can be steered."
+            )
+        return cls(vlm, atlas, matcher)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The atlas's own settings, which count where the caller says nothing."""
+        return self.atlas.about["spec"].get("steering", {})
+
+    def prepare(self, plan: Plan | None) -> Prepared | None:
+        """A plan with its weights at hand; raises where it was made for another atlas."""
+        if plan is None:
+            return None
+        if plan.weights and plan.weights != self.atlas.fingerprint:
+            raise AtlasError(f"the plan was made with another atlas ('{plan.atlas}'), whose sub-units are others.")
+        return Prepared.of(plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings)
+
+    @cached_property
+    def _surroundings(self) -> Surroundings:
+        return Surroundings.of(self.atlas, self.vlm.layer)
+
+    @contextmanager
+    def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
+        """Inside, the model sees pictures under the plan; outside, and in other threads, it is as it was.
+
+        Args:
+            plan: for every picture, or a list with one for each picture of a batch.
+
+        Example:
+            >>> with steerer.applied(plan):
+            ...     steerer.vlm.caption([image, image])
+        """
+        plans = list(plan) if isinstance(plan, Sequence) else [plan]
+        inputs: dict[str, Any] = {}  # of the call that is under way
+
+        def see(given: Mapping[str, Any]) -> None:
+            if given.get("pixel_values") is not None:
+                inputs.clear()
+                inputs.update(given)
+
+        def generate(original: Any, *args: Any, **kwargs: Any) -> Any:
+            see(kwargs)  # pictures are encoded before the model itself is called
+            return original(*args, **kwargs)
+
+        def covers(index: int) -> Covers:
+            return self._covers(lambda: _size(inputs, index))
+
+        def split(x: torch.Tensor) -> Sequence[torch.Tensor]:
+            return self.vlm.split_by_image(x, inputs, len(inputs["input_ids"]))
+
+        def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
+            count = len(inputs.get("input_ids", ()))
+            if not count:
+                raise ModelError("inside `applied` call the model itself, with input_ids and pixel_values.")
+            if len(plans) not in (1, count):
+                raise SpecError(f"{len(plans)} plans for {count} pictures; give one for all, or one each.")
+            return edited(self.vlm.layer, prepared, split, [covers(i) for i in range(count)])(original, x)
+
+        prepared = [self.prepare(one) for one in plans]
+        model = self.vlm.model
+        with watched(model, see), replaced(model, generate, "generate"), replaced(self.vlm.layer, compute):
+            yield
+
+    def _covers(self, size: Callable[[], tuple[int, int]]) -> Covers:
+        """Which patches of a picture a region covers; its size is asked for only where there is a region."""
+        return lambda region: region.covers(self.vlm.grid(size()).boxes, size())
+
+    def captions(
+        self,
+        images: Sequence[Any],
+        plans: Sequence[Sequence[Plan | None]],
+        prompt: str = PROMPT,
+        max_new_tokens: int = 64,
+        *,
+        looked: Looked | None = None,
+    ) -> list[list[str]]:
+        """Captions of each picture under each of its plans; the tower runs once a picture, whatever their number.
+
+        Args:
+            images: PIL pictures.
+            plans: for each picture its plans; None is the model as it is.
+            prompt: the question.
+            max_new_tokens: the longest answer.
+            looked: what `resuming.look` gave for these pictures and this prompt, where it is known already.
+        """
+        seen = look(self.vlm, images, prompt) if looked is None else looked
+        rows = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
+        said: list[str] = []
+        for part in _parts(rows, [len(q) for q in seen.q]):
+            prepared = {plan: self.prepare(plan) for plan in dict.fromkeys(plan for _, plan in part)}
+            pictures = [picture for picture, _ in part]
+            inputs = seen.rows(pictures)
+
+            def split(x: torch.Tensor, inputs: Any = inputs, count: int = len(part)) -> Sequence[torch.Tensor]:
+                return self.vlm.split_by_image(x, inputs, count)
+
+            covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture, _ in part]  # type: ignore[misc]
+            ready = [prepared[plan] for _, plan in part]
+            compute = edited(self.vlm.layer, ready, split, covers, fold=False)
+            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, compute):
+                said += self.vlm.answer(inputs, max_new_tokens)
+        found, at = [], 0
+        for own in plans:
+            found.append(said[at : at + len(own)])
+            at += len(own)
+        return found
+
+
+def _parts(rows: Sequence[tuple[int, Plan | None]], tiles: Sequence[int]) -> Iterator[list[tuple[int, Plan | None]]]:
+    """Rows that are captioned together: at most `BATCH` tiles, at least one row."""
+    part: list[tuple[int, Plan | None]] = []
+    for row in rows:
+        if part and sum(tiles[picture] for picture, _ in part) + tiles[row[0]] > BATCH:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def _size(inputs: Mapping[str, Any], index: int) -> tuple[int, int]:
+    if "image_sizes" not in inputs:
+        raise AtlasError("this model does not say how large its pictures are; use `Steerer.captions` for regions.")
+    height, width = inputs["image_sizes"][index].tolist()
+    return int(width), int(height)
