@@ -8,6 +8,7 @@ import torch
 
 import elude_steer as es
 from elude_steer import toyland
+from elude_steer.edits import toyland_world
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
 from elude_steer.plans import Plan, Settings
 from elude_steer.regions import Region
@@ -383,3 +384,18 @@ def test_looking_stops_at_the_target(steerer, scenes):
     assert seen.q[0].shape == (3, 64, 512)
     with torch.inference_mode():
         assert torch.equal(seen.q[0], steerer.vlm.encode([scenes[1].image])[0])
+
+
+def test_tuning_finds_settings_that_steer(steerer, scenes):
+    """On a picture and on a world; what wins fits `steer`."""
+    scene = next(scene for scene in toyland.scenes(seed=50_002, n=40) if len(scene.things) == 2)
+    word = scene.objects[0]
+    found = steerer.tune(scene.image, minus=word, grid={"fill": [0, 80], "gamma": [1.0, -15.0]})
+    assert len(found.rows) == 4
+    assert set(found.best) == {"fill", "gamma"}
+    assert word not in steerer.steer(scene.image, minus=[word], **found.best).caption
+    world = toyland_world(50_003, 6)
+    found = steerer.tune(world, kind="remove", grid={"fill": [0, 80]}, by="clean")
+    assert found.best == {"fill": 80}
+    with pytest.raises(ImageError):
+        steerer.tune("nowhere.png", minus="dog")
