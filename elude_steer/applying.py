@@ -20,6 +20,7 @@ from elude_steer.manifest import EMBEDDED
 from elude_steer.plans import Plan
 from elude_steer.recipe import ModelSpec
 from elude_steer.resuming import Looked, look, resumed
+from elude_steer.towers import check_device
 from elude_steer.vlm import PROMPT, Vlm
 
 BATCH = 160  # tiles that go through the model together
@@ -54,6 +55,7 @@ class Applier:
             device_map: as in transformers.
             trust_remote_code: whether code that comes with the model or the matcher may run.
         """
+        check_device(device)
         loaded = Atlas.load(atlas)
         spec = ModelSpec(**loaded.about["spec"]["model"])
         if spec.kind != "vlm":
@@ -96,7 +98,9 @@ class Applier:
 
     @cached_property
     def _surroundings(self) -> Surroundings:
-        return Surroundings.of(self.atlas, self.vlm.layer)
+        # Kept for good, so it must not be made in the inference mode of whoever needs it first.
+        with torch.inference_mode(False), torch.no_grad():
+            return Surroundings.of(self.atlas, self.vlm.layer)
 
     @contextmanager
     def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
@@ -130,7 +134,9 @@ class Applier:
         def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
             count = len(inputs.get("input_ids", ()))
             if not count:
-                raise ModelError("inside `applied` call the model itself, with input_ids and pixel_values.")
+                raise ModelError("inside `applied` call the model itself, input_ids and pixel_values by keyword.")
+            if len(inputs.get("image_sizes", ())) not in (0, count):
+                raise ModelError("a prompt with several pictures cannot be steered; give each picture a prompt.")
             if len(plans) not in (1, count):
                 raise SpecError(f"{len(plans)} plans for {count} pictures; give one for all, or one each.")
             return edited(self.vlm.layer, prepared, split, [covers(i) for i in range(count)])(original, x)
@@ -162,6 +168,10 @@ class Applier:
             max_new_tokens: the longest answer.
             looked: what `resuming.look` gave for these pictures and this prompt, where it is known already.
         """
+        if len(plans) != len(images) or any(isinstance(own, Plan) or own is None for own in plans):
+            raise SpecError("captions wants a list of plans for each picture: captions([image], [[plan, None]]).")
+        if not len(images):
+            return []
         seen = look(self.vlm, images, prompt) if looked is None else looked
         rows = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from elude_steer import __version__, commands
+from elude_steer import __version__, commands, workshop
 from elude_steer.errors import EludeSteerError, EludeSteerWarning
 
 
@@ -181,7 +181,7 @@ def concepts(
             click.echo(f"elude-steer: note: {len(rows) - limit} more labels; --limit {len(rows)} shows all.", err=True)
 
 
-for command in (commands.steer, commands.run, commands.sweep, commands.export):
+for command in (commands.steer, commands.run, workshop.sweep, workshop.export, workshop.demo):
     cli.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""The commands that steer: steer, run, sweep, export. Parse, call one function of the library, print."""
+"""The commands that steer a picture: steer and run. Parse, call one function of the library, print."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def steer(
         max_new_tokens=max_new_tokens,
         **settings,
     )
-    if heatmap is not None:
-        _save_maps(result, heatmap)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
-        return
-    click.echo(f"baseline: {result.baseline}", err=True)
-    click.echo(result.caption)
+    else:
+        click.echo(f"baseline: {result.baseline}", err=True)
+        click.echo(result.caption)
+    if heatmap is not None:
+        _save_maps(result, heatmap)
 
 
 @click.command()
@@ -167,105 +167,6 @@ def run(
         click.echo(report, err=True)
 
 
-@click.command()
-@click.argument("image", required=False)
-@click.option("--minus", metavar="WORD", help="With IMAGE: what should go.")
-@click.option("--plus", metavar="WORD", help="With IMAGE: what should come.")
-@click.option(
-    "--kind", type=click.Choice(["remove", "replace"]), default="remove", show_default=True, help="Which edits."
-)
-@click.option("--scenes", default="toyland:60001", show_default=True, help="Pictures with truth: toyland:SEED.")
-@click.option("--coco", nargs=2, metavar="JSON FOLDER", help="COCO's annotations and pictures in the place of scenes.")
-@click.option("--count", type=click.IntRange(min=1), default=60, show_default=True, help="How many pictures.")
-@click.option("--grid", "grids", multiple=True, metavar="NAME=V,V,…", help="Values to try; may be repeated.")
-@click.option(
-    "--by", type=click.Choice(["harmonic", "clean", "success", "kept"]), default="harmonic", show_default=True
-)
-@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
-@with_options(*LOADING)
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many lines.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png", help="Success against kept.")
-@click.option("--write", type=click.Path(path_type=Path), metavar="OUT.yaml", help="The winner as a recipe (IMAGE).")
-@click.option("--defaults", is_flag=True, help="Make the winner the atlas's own settings.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
-def sweep(
-    image: str | None,
-    minus: str | None,
-    plus: str | None,
-    kind: Any,
-    scenes: str,
-    coco: tuple[str, str] | None,
-    count: int,
-    grids: tuple[str, ...],
-    by: Any,
-    atlas: str,
-    model: str | None,
-    limit: int,
-    plot: Path | None,
-    write: Path | None,
-    defaults: bool,
-    as_json: bool,
-    **loading: Any,
-) -> None:
-    """Try a grid of settings: on one IMAGE and a word, or on many pictures with known objects; best first.
-
-    \b
-    elude-steer sweep dog.png --minus dog --plus biker --grid beta=8,16,24 --grid kappa=20,60
-    elude-steer sweep --kind remove --grid gamma=-15,-50 --grid nu=6,12,all --plot sweep.png
-    """  # noqa: D301
-    _check_flags(image)
-    grid = _grid(grids)
-    from elude_steer import tuning
-    from elude_steer.images import open_image
-    from elude_steer.steering import Steerer
-
-    picture = None if image is None else open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
-    hide_loading_bars()
-    steerer = Steerer.load(atlas, model=model, **loading)
-    if picture is not None:
-        found = tuning.tune_picture(steerer, picture, str(minus), plus, grid, by=by, write=write, image=image)
-    else:
-        found = tuning.tune_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, keep=defaults)
-    click.echo(json.dumps(found.rows, indent=2) if as_json else found.table(limit))
-    for note in found.notes:
-        click.echo(f"elude-steer: note: {note}", err=True)
-
-
-@click.command()
-@click.argument("recipe")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Which edit of the recipe.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
-@click.option("--atlas", help="Another atlas than the recipe's.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
-@with_options(*LOADING)
-def export(
-    recipe: str, out: Path, step: int, changes: tuple[str, ...], atlas: str | None, model: str | None, **loading: Any
-) -> None:
-    """Write the model with an edit of RECIPE inside it to the folder OUT: an ordinary Hugging Face checkpoint.
-
-    \b
-    elude-steer export toyland-cats steered-model --step 3
-    """  # noqa: D301
-    from elude_steer.documents import override
-    from elude_steer.errors import SpecError
-    from elude_steer.recipe import load_recipe
-
-    loaded = load_recipe(recipe)
-    if step > len(loaded.steps):
-        raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
-    chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
-    from elude_steer.exporting import export
-    from elude_steer.running import settings_of
-    from elude_steer.steering import Steerer
-
-    hide_loading_bars()
-    steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
-    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.where or None, **settings_of(chosen))
-    click.echo(export(steerer, plan, out))
-
-
 def hide_loading_bars() -> None:
     """Keeps transformers' bars, and what it tells developers, off the terminal."""
     from transformers.utils import logging
@@ -286,72 +187,6 @@ def _box(text: str | None) -> tuple[float, ...] | None:
     if len(numbers) != 4:
         raise SpecError(f"--where is '{text}'; it is a box in pixels: left,top,right,bottom, such as 10,20,60,80.")
     return numbers
-
-
-def _check_flags(image: str | None) -> None:
-    """Refuses flags of a sweep over many pictures where there is one, and the other way round."""
-    from elude_steer.errors import SpecError
-
-    given = _given()
-    if image is None:
-        if "--write" in given:
-            raise SpecError(
-                "--write makes a recipe for one picture, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD "
-                "--write OUT.yaml`; what wins on many pictures is kept with --defaults."
-            )
-        words = [flag for flag in given if flag in ("--minus", "--plus")]
-        if words:
-            raise SpecError(
-                f"{_listed(words)} for one picture, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD`; "
-                "without one, each picture's own objects are taken: `elude-steer sweep --kind remove`."
-            )
-        return
-    many = [flag for flag in given if flag in ("--kind", "--scenes", "--coco", "--count", "--plot", "--defaults")]
-    if many:
-        raise SpecError(
-            f"{_listed(many)} for many pictures, and '{image}' is one: `elude-steer sweep {image} --minus WORD`, or "
-            f"leave out the picture: `elude-steer sweep {many[0]} …`."
-        )
-    if "--minus" not in given:
-        raise SpecError(f"say what should go: `elude-steer sweep {image} --minus WORD`.")
-
-
-def _given() -> list[str]:
-    """The flags that were typed, in the order of the help."""
-    context = click.get_current_context()
-    typed = click.core.ParameterSource.COMMANDLINE
-    return [p.opts[0] for p in context.command.params if context.get_parameter_source(str(p.name)) is typed]
-
-
-def _listed(flags: list[str]) -> str:
-    """`--plot is`, `--kind and --plot are`."""
-    return f"{flags[0]} is" if len(flags) == 1 else f"{', '.join(flags[:-1])} and {flags[-1]} are"
-
-
-def _grid(texts: tuple[str, ...]) -> dict[str, list[Any]] | None:
-    """Settings and their values; None leaves them to the kind of edit."""
-    from elude_steer.errors import SpecError
-
-    grid: dict[str, list[Any]] = {}
-    for text in texts:
-        name, equals, values = (part.strip() for part in text.partition("="))
-        if not equals or not values:
-            raise SpecError(f"--grid is '{text}'; it is a setting and its values: gamma=-15,-50.")
-        if name in grid:
-            raise SpecError(f"--grid {name} is given twice; put all its values in one: --grid {name}=V,V.")
-        grid[name] = [_value(value.strip()) for value in values.split(",")]
-    return grid or None
-
-
-def _value(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _nu(text: str | None) -> int | str | None:

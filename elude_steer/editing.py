@@ -85,7 +85,8 @@ class Surroundings:
         """
         share = (self.weight @ q.float().mean(0) + self.bias) / self.reference
         share[without] = -torch.inf
-        return share.sort(descending=True, stable=True).indices[:count]
+        # What does not fire there is no part of the surroundings, however many are asked for.
+        return share.sort(descending=True, stable=True).indices[: min(count, int((share > 0).sum()))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +148,11 @@ class Prepared:
             if covers is None:
                 raise ModelError("a box or mask needs to know the picture it lies on.")
             region = torch.from_numpy(covers(marked)).to(q.device).reshape(len(q), -1)
+        elif part.concept.sets and self._marked_minus:  # what replaces a marked thing goes where the mark is
+            if covers is None:
+                raise ModelError("a box or mask needs to know the picture it lies on.")
+            masks = [covers(one) for one in self._marked_minus]
+            region = torch.from_numpy(np.any(masks, axis=0)).to(q.device).reshape(len(q), -1)
         else:
             minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
             if not minus:
@@ -157,6 +163,10 @@ class Prepared:
             share = smoothed(share, rows, columns) if how.smooth else share
             region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
         return F.pad(region, (before, 0))
+
+    @property
+    def _marked_minus(self) -> list[Region]:
+        return [c.where for c in self.plan.concepts if c.role == "minus" and c.where is not None]
 
     def _shape(self, q: torch.Tensor) -> tuple[int, int]:
         rows, columns = self.shape or (1, q.shape[1])
@@ -181,24 +191,30 @@ class Prepared:
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
-                    moved = moved * self._scaled(part, q, now, covers)
+                    moved = moved * part.chosen(now)
             total.index_add_(-1, part.units, moved)
-            if self.plan.fills(part.concept):
-                self._fill(total, part, q, covers)
+        self._fill(total, q, covers)
         return _finite(total)
 
-    def _scaled(self, part: Part, q: torch.Tensor, now: torch.Tensor, covers: Covers | None) -> torch.Tensor:
-        """Where the sub-units of a word are multiplied, `(tiles, tokens, m or 1)` bool."""
-        if part.concept.settings.mode == "place" and part.concept.role == "minus":
-            return self.region(part, q, covers)[..., None]
-        return part.chosen(now)
-
-    def _fill(self, total: torch.Tensor, part: Part, q: torch.Tensor, covers: Covers | None) -> None:
-        """Adds what makes the region of a removed word look like its surroundings."""
+    def _fill(self, total: torch.Tensor, q: torch.Tensor, covers: Covers | None) -> None:
+        """Adds what makes the regions of removed words look like their surroundings, every patch once."""
+        filling = [(part, self.region(part, q, covers)) for part in self.parts if self.plan.fills(part.concept)]
+        if not filling:
+            return
+        taken = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
+        for part in self.parts:
+            if part.concept.sets:
+                taken |= self.region(part, q, covers)
         rows, columns = self._shape(q)
-        region = self.region(part, q, covers)
-        outside = ~region
+        outside = ~torch.stack([taken, *(region for _, region in filling)]).any(0)
         outside[:, : q.shape[1] - rows * columns] = False
+        for part, region in filling:
+            self._fill_one(total, part, q, region & ~taken, outside)
+            taken |= region
+
+    def _fill_one(
+        self, total: torch.Tensor, part: Part, q: torch.Tensor, region: torch.Tensor, outside: torch.Tensor
+    ) -> None:
         if self.surroundings is None or not region.any() or not outside.any():
             return
         every, how = self.surroundings(), part.concept.settings
@@ -231,13 +247,15 @@ class Prepared:
             if part.concept.sets:
                 touched = self.region(part, q, covers)
             else:
-                touched = self._scaled(part, q, now, covers).expand_as(now).any(-1)
+                touched = part.chosen(now).any(-1)
+                if self.plan.fills(part.concept):
+                    touched = touched | self.region(part, q, covers)
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found
 
 
 def smoothed(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The mean of each patch with its neighbours, those at its corners counting half, `(tiles, patches)`."""
+    """Each patch with its neighbours, those at its corners counting half, and nothing beyond the edge of a tile."""
     near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
     return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
 

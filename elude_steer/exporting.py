@@ -53,10 +53,11 @@ def export(steerer: Applier, plan: Plan, out: str | Path) -> Path:
 
 
 def _card(steerer: Applier, plan: Plan) -> str:
+    model = steerer.atlas.about["model"].get("id") or steerer.vlm.id
     lines = "\n".join(f"    {line}" for line in str(plan).splitlines())
     return (
-        f"---\nbase_model: {steerer.vlm.id}\ntags: [steering]\n---\n\n# {steerer.vlm.id}, steered\n\n"
-        f"`{steerer.vlm.id}` with an edit folded into `{steerer.vlm.layer_name}`; no other weight differs. Made with "
+        f"---\nbase_model: {model}\ntags: [steering]\n---\n\n# {model}, steered\n\n"
+        f"`{model}` with an edit folded into `{steerer.vlm.layer_name}`; no other weight differs. Made with "
         f"elude_steer {__version__} and the atlas `{steerer.atlas.name}`; loading it needs only transformers.\n\n"
         f"{lines}\n\n**It says things about pictures that are not so, on purpose.** Do not use it where somebody "
         "relies on its captions without knowing that.\n"

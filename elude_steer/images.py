@@ -86,6 +86,8 @@ def open_image(source: Any) -> Any:
     """One picture, upright and in RGB, from a path, the bytes of a file, or a PIL image; what is wrong is one line."""
     if hasattr(source, "mode") and hasattr(source, "convert"):
         return source.convert("RGB")
+    if not isinstance(source, bytes | str | os.PathLike):
+        raise ImageError(f"a picture is a path, the bytes of a file or a PIL image, not a {type(source).__name__}.")
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()

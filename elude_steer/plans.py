@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -29,8 +30,8 @@ class Settings:
     """How the sub-units of a word are changed; the names are the paper's where it has one.
 
     Attributes:
-        mode: `scale` multiplies each sub-unit where it fires (the paper's); `place` acts on a region, where the minus
-            words fire: it multiplies their sub-units there and sets those of plus words.
+        mode: `scale` multiplies each sub-unit where it fires (the paper's); `place` sets those of plus words on a
+            region, by default where the minus words fire.
         alpha: What plus sub-units are multiplied by.
         gamma: What minus sub-units are multiplied by.
         beta: How many times their level sub-units are set to, in `place`.
@@ -88,7 +89,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise SpecError(f"{name} is {value!r}; it is a finite number.")
-        same = checked(self)
+        try:
+            same = checked(self)
+        except SpecError as error:  # it speaks of the line of a document, and there is none
+            raise SpecError(re.sub(r"^Settings:\d+: ", "", str(error))) from error
         return replace(same, alpha=float(same.alpha), gamma=float(same.gamma), beta=float(same.beta))
 
 
@@ -171,10 +175,11 @@ class Plan:
         return any(edit.kind == "set" or edit.amount != 1 for edit in self.edits) or any(map(self.fills, self.concepts))
 
     def fills(self, concept: Concept) -> bool:
-        """Whether the surroundings take the place of a removed word: not where something else is placed."""
+        """Whether the surroundings take the place of a removed word: not if something else is placed there."""
         how = concept.settings
         wanted = concept.role == "minus" and how.mode == "place" and how.fill > 0 and bool(concept.edits)
-        return wanted and not any(other.sets for other in self.concepts)
+        around = how.nu != "all" or self.region_of(concept) is not None  # without, nothing is left around it
+        return wanted and around and not any(c.sets and self.region_of(c) is None for c in self.concepts)
 
     def region_of(self, concept: Concept) -> Region | None:
         """The region that the user marked for a word; the plan's is for what is placed, or else for what goes."""
@@ -225,9 +230,8 @@ class Plan:
             patches = f"{s.nu} patch{'' if s.nu == 1 else 'es'} {'an' if s.per == 'image' else 'a'} {s.per}"
             amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
             how = f"set to {s.beta:g} x {s.level}" if place else amount
-            region = place or (s.mode == "place" and concept.role == "minus")
-            where = "every patch" if s.nu == "all" else (f"a region of {patches}" if region else patches)
-            where = "the marked region" if region and self.region_of(concept) else where
+            where = "every patch" if s.nu == "all" else (f"a region of {patches}" if place else patches)
+            where = "the marked region" if place and self.region_of(concept) else where
             sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
             lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
             named: dict[tuple[str, float], int] = {}
@@ -279,6 +283,8 @@ def make_plan(
             )
         if how.mode == "scale" and place is not None:
             notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
+        if how.mode == "place" and role == "minus" and how.fill:
+            atlas.levels([], how.level)  # raises where the atlas has none
         concept, note = _concept(atlas, matcher, word, role, how)
         concepts.append(replace(concept, where=places[word, role]))
         notes += note
@@ -303,9 +309,13 @@ def make_plan(
 def _words(role: str, given: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
     if isinstance(given, str):
         raise SpecError(f"{role} is a list of words: {role}=[{given!r}].")
+    if given is not None and not isinstance(given, Mapping | Sequence | Set):
+        raise SpecError(f"{role} is a list of words, not {given!r}: {role}=['dog'].")
     pairs = given.items() if isinstance(given, Mapping) else ((word, {}) for word in given or ())
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for word, own in pairs:
+        if not isinstance(own, Mapping):
+            raise SpecError(f"the settings of '{word}' are a mapping, not {own!r}: {role}={{{word!r}: {{'nu': 6}}}}.")
         found[check_word(word), role] = own
     return found
 

@@ -188,7 +188,7 @@ class SteeringSpec:
     """How words change sub-units where nobody says otherwise; null leaves it to the paper's values.
 
     Attributes:
-        mode: Multiply each sub-unit where it fires, or act on a region where the minus words fire.
+        mode: Multiply sub-units where they fire, or set those of plus words on a region.
         alpha: What plus sub-units are multiplied by.
         gamma: What minus sub-units are multiplied by.
         beta: How many times their level sub-units are set to, in `place`.

@@ -43,7 +43,7 @@ class Region:
         marked = array > (array.max() / 2 if array.dtype == np.uint8 else 0)
         if not marked.any():
             raise SpecError("the mask marks nothing; mark the region white, or give none.")
-        return cls(mask=tuple("".join("01"[int(cell)] for cell in row) for row in marked))
+        return cls(mask=tuple((row + np.uint8(48)).tobytes().decode() for row in marked.astype(np.uint8)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | None) -> Region | None:
@@ -66,7 +66,8 @@ class Region:
         """
         share = self._share(boxes, size)
         if share.max() <= 0:
-            raise SpecError(f"the box {self.box} lies outside the picture, which is {size[0]} x {size[1]} pixels.")
+            what = f"the box {self.box}" if self.box else "what the mask marks"
+            raise SpecError(f"{what} lies outside the picture, which is {size[0]} x {size[1]} pixels.")
         best = share.max(-1, keepdims=True)
         # Half is half, whatever rounding makes of it; a tile's best must hold a fair part of what it shows at all.
         return (share >= np.minimum(least, best) - 1e-9) & (best >= 0.1 * share.max())
@@ -79,7 +80,7 @@ class Region:
             inside = (left < 1) & (top < 1) & (right > 0) & (bottom > 0)
             area = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
             return wide * high / area * inside
-        mask = np.array([[cell == "1" for cell in row] for row in self.mask or ()])
+        mask = np.array([np.frombuffer(row.encode(), np.uint8) == ord("1") for row in self.mask or ()])
         rows, columns = mask.shape
         total = np.pad(mask.astype(float).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         x0, x1 = (np.clip(boxes[..., i], 0, 1) * columns for i in (0, 2))

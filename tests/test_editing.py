@@ -238,7 +238,7 @@ def test_the_surroundings_take_the_place_of_what_is_removed(atlas, layer, q, bef
     reference = atlas.references.activation
     now = q @ weight.T + bias  # (tiles, patches, S)
     share = {s: float(now[..., s][outside].mean() / reference[s]) for s in every if reference[s] > 1e-6}
-    best = sorted((s for s in share if s not in (1, 9)), key=lambda s: -share[s])[:4]
+    best = sorted((s for s in share if s not in (1, 9) and share[s] > 0), key=lambda s: -share[s])[:4]
     wanted = torch.zeros(TILES, PATCHES, UNITS)
     for s in best:
         wanted[..., atlas.units[s]] += (2.0 * reference[s] - now[..., s]) * region
@@ -254,9 +254,19 @@ def test_nothing_is_filled_where_something_is_placed_or_no_surroundings_are_left
     cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=3)
     plan = Plan((filled(atlas, [1, 9]), cow))
     assert not any(map(plan.fills, plan.concepts))
-    assert not Plan((filled(atlas, [1], nu="all"),)).folds
+    assert Plan((filled(atlas, [1], nu="all"),)).folds  # nothing is left around it
+    assert not Plan((filled(atlas, [1]),)).folds
     assert not Plan((filled(atlas, []),)).changes
     assert Plan((filled(atlas, [1], gamma=1.0),)).changes
+
+
+def test_words_that_overlap_are_filled_once(atlas, layer, q):
+    """Set means set: where both words were, the surroundings have their value and not twice of it."""
+    one, two = filled(atlas, [1, 9], gamma=1.0), filled(atlas, [1, 9], word="cat", gamma=1.0)
+    single, double = (Prepared.of(Plan(words), atlas, layer).change(q) for words in ((one,), (one, two)))
+    torch.testing.assert_close(single, double)
+    many = Prepared.of(Plan((filled(atlas, [1, 9], fill=500),)), atlas, layer).change(q)
+    assert torch.isfinite(many).all()
 
 
 # Folded

@@ -124,17 +124,27 @@ def literal(steerer, q, plan, image):
         return sum(float(steerer.atlas.streams[s, unit]) for s in sub_units) / len(sub_units) / same
 
     placed = any(e.kind == "set" for c in plan.concepts for e in c.edits)
+    sets = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
+    homeless = any((c.where or plan.where) is None for c in sets)
+    wanted = [c for c in plan.concepts if c.role == "minus" and c.settings.mode == "place" and c.settings.fill]
+    filling = [c for c in wanted if not homeless and c.edits]
+    taken = torch.zeros(tiles, patches, dtype=torch.bool)
+    for concept in sets:
+        taken |= region(concept)
+    regions = [taken.clone(), *map(region, filling)]
+    for concept, own in zip(filling, regions[1:], strict=True):  # every patch once, from what no removed word was on
+        how, inside = concept.settings, own & ~taken
+        edited = {e.sub_unit for e in plan.edits}
+        free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
+        outside = ~torch.stack(regions).any(0)
+        mean = {s: float(activation(s)[outside].mean() / reference[s]) for s in free}
+        chosen = sorted((s for s in free if mean[s] > 0), key=lambda s: -mean[s])[: how.fill]
+        for at, s in enumerate(chosen):
+            amount = how.beta * level(chosen, how.level, at)
+            change[..., steerer.atlas.units[s]] += (amount - activation(s)) * inside
+        taken |= own
     for concept in plan.concepts:
         how = concept.settings
-        if concept.role == "minus" and how.mode == "place" and how.fill and not placed:
-            inside = region(concept)
-            edited = {e.sub_unit for e in plan.edits}
-            free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
-            mean = {s: float(activation(s)[~inside].mean() / reference[s]) for s in free}
-            chosen = sorted(free, key=lambda s: -mean[s])[: how.fill]
-            for at, s in enumerate(chosen):
-                amount = how.beta * level(chosen, how.level, at)
-                change[..., steerer.atlas.units[s]] += (amount - activation(s)) * inside
         for at, edit in enumerate(concept.edits):
             now = activation(edit.sub_unit)
             if edit.kind == "set":
@@ -143,8 +153,7 @@ def literal(steerer, q, plan, image):
                     assert edit.amount == pytest.approx(float(own), rel=1e-4, abs=1e-4)
                 change[..., edit.unit] += (edit.amount - now) * region(concept)
             else:
-                in_place = how.mode == "place" and concept.role == "minus"
-                mask = region(concept) if in_place else largest(now, how.nu, how.per)
+                mask = largest(now, how.nu, how.per)
                 change[..., edit.unit] += (edit.amount - 1) * now * mask
     return change
 
@@ -399,3 +408,45 @@ def test_tuning_finds_settings_that_steer(steerer, scenes):
     assert found.best == {"fill": 80}
     with pytest.raises(ImageError):
         steerer.tune("nowhere.png", minus="dog")
+
+
+def test_steering_by_hand_works_after_captions_were_made(steerer, scenes):
+    """What captions leave behind must not stand in the way of gradients."""
+    plan = steerer.plan(minus=["dog"])
+    steerer.captions([scenes[0].image], [[plan]])
+    with steerer.applied(plan):
+        logits = steerer.vlm.model(**steerer.vlm.inputs([scenes[0].image])).logits
+    logits.sum().backward()
+    steerer.vlm.model.zero_grad(set_to_none=True)
+
+
+def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
+    box = (0, 0, 30, 30)
+    plan = steerer.plan(minus=["teddy"], plus={"bird": {"where": box}})
+    assert plan.fills(plan.concepts[0])
+    both = steerer.plan(minus=["teddy"], plus=["bird"])
+    assert not both.fills(both.concepts[0])
+    everywhere = steerer.plan(minus=["teddy"], nu="all")
+    assert not everywhere.fills(everywhere.concepts[0])
+    result = steerer.steer("demos/images/toyland-teddy.png", minus={"teddy": {"where": box}}, plus=["bird"])
+    marked = Region.of(box).covers(result.grid.boxes, result.image.size)
+    assert (result.maps["bird"][1] == marked).all()  # what replaces a marked thing goes where the mark is
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda s, i: s.captions([i], [s.plan(minus=["dog"])]), r"a list of plans for each picture: captions\(\[image"),
+        (lambda s, i: s.captions([i], []), "a list of plans for each picture"),
+        (lambda s, i: s.plan(minus=5), r"minus is a list of words, not 5"),
+        (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
+        (lambda s, i: s.steer(None, minus=["dog"]), "a picture is a path, the bytes of a file or a PIL image"),
+        (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: wants"),
+        (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill is -1; it is a number of sub-units, 0 for none"),
+        (lambda s, i: s.plan(minus=["dog"], gama=3), "there is no setting 'gama'"),
+    ],
+)
+def test_a_wrong_call_is_one_line(steerer, scenes, call, said):
+    with pytest.raises((SpecError, ImageError), match=said):
+        call(steerer, scenes[0].image)
+    assert steerer.captions([], []) == []
