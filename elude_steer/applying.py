@@ -17,7 +17,7 @@ from elude_steer.editing import Covers, Prepared, Surroundings, edited
 from elude_steer.errors import AtlasError, LayerError, ModelError, SpecError
 from elude_steer.hooks import replaced, watched
 from elude_steer.manifest import EMBEDDED
-from elude_steer.plans import Plan
+from elude_steer.plans import Plan, make_plan
 from elude_steer.recipe import ModelSpec
 from elude_steer.resuming import Looked, look, resumed
 from elude_steer.towers import check_device
@@ -87,6 +87,13 @@ class Applier:
     def defaults(self) -> Mapping[str, Any]:
         """The atlas's own settings, which count where the caller says nothing."""
         return self.atlas.about["spec"].get("steering", {})
+
+    def planned(
+        self, minus: Any = (), plus: Any = (), where: Any = None, settings: Mapping[str, Any] | None = None
+    ) -> tuple[Plan, list[str]]:
+        """The plan of some words where the atlas's own settings count, and notes about it; see `make_plan`."""
+        words = {"minus": minus, "plus": plus, "where": where}
+        return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
 
     def prepare(self, plan: Plan | None) -> Prepared | None:
         """A plan with its weights at hand; raises where it was made for another atlas."""

@@ -104,8 +104,8 @@ class Prepared:
     plan: Plan
     parts: tuple[Part, ...]
     d_out: int
-    shape: tuple[int, int] | None = None
-    surroundings: Callable[[], Surroundings] | None = None
+    shape: tuple[int, int] | None
+    surroundings: Callable[[], Surroundings]
 
     @classmethod
     def of(
@@ -143,16 +143,12 @@ class Prepared:
         """
         rows, columns = self._shape(q)
         before = q.shape[1] - rows * columns
-        marked = self.plan.region_of(part.concept)
-        if marked is not None:
+        marked = self._marked(part.concept)
+        if marked:
             if covers is None:
                 raise ModelError("a box or mask needs to know the picture it lies on.")
-            region = torch.from_numpy(covers(marked)).to(q.device).reshape(len(q), -1)
-        elif part.concept.sets and self._marked_minus:  # what replaces a marked thing goes where the mark is
-            if covers is None:
-                raise ModelError("a box or mask needs to know the picture it lies on.")
-            masks = [covers(one) for one in self._marked_minus]
-            region = torch.from_numpy(np.any(masks, axis=0)).to(q.device).reshape(len(q), -1)
+            mask = np.any([covers(one) for one in marked], axis=0)
+            region = torch.from_numpy(mask).to(q.device).reshape(len(q), -1)
         else:
             minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
             if not minus:
@@ -164,8 +160,11 @@ class Prepared:
             region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
         return F.pad(region, (before, 0))
 
-    @property
-    def _marked_minus(self) -> list[Region]:
+    def _marked(self, concept: Concept) -> list[Region]:
+        """What the user marked for a word; what replaces a marked thing goes where that mark is."""
+        own = self.plan.region_of(concept)
+        if own is not None or not concept.sets:
+            return [own] if own is not None else []
         return [c.where for c in self.plan.concepts if c.role == "minus" and c.where is not None]
 
     def _shape(self, q: torch.Tensor) -> tuple[int, int]:
@@ -215,7 +214,7 @@ class Prepared:
     def _fill_one(
         self, total: torch.Tensor, part: Part, q: torch.Tensor, region: torch.Tensor, outside: torch.Tensor
     ) -> None:
-        if self.surroundings is None or not region.any() or not outside.any():
+        if not region.any() or not outside.any():
             return
         every, how = self.surroundings(), part.concept.settings
         edited = torch.tensor([edit.sub_unit for edit in self.plan.edits], device=q.device)

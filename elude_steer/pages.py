@@ -1,4 +1,4 @@
-"""What the demo shows, as text and HTML: captions, reasons, recipes, the Python call. Nothing here knows Gradio."""
+"""What the demo answers and shows: captions, maps, reasons, recipes, the Python call. Nothing here knows Gradio."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from elude_steer.documents import dump_document, parse_document
-from elude_steer.errors import SpecError
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.figures import fitted
+from elude_steer.images import open_image
 from elude_steer.labels import Match
 from elude_steer.plans import Plan, Settings
 from elude_steer.recipe import Recipe, SteeringSpec, StepSpec, list_recipes, load_recipe
 from elude_steer.results import SteeredCaption, compared
+from elude_steer.specimens import Specimens
 from elude_steer.steering import Steerer
 
+SHOWN = 448  # pixels of the longer side of pictures in the page
+TUNABLE = ("mode", "kappa", "nu", "gamma", "alpha", "beta", "fill")
 # One line each, for people who have not read the paper.
 HINTS: Mapping[str, str] = {
     "mode": "place works on a region and can put things there; scale, the paper's, multiplies what already fires",
@@ -26,6 +34,58 @@ HINTS: Mapping[str, str] = {
     "beta": "how strongly added words are set (place)",
     "fill": "sub-units of the surroundings that take a removed word's place (place); 0 leaves a hole",
 }
+
+
+class Page:
+    """The page's answers to what visitors do; it keeps nothing about them."""
+
+    def __init__(self, steerer: Steerer, examples: Sequence[Path]) -> None:
+        self.steerer, self.examples = steerer, tuple(examples)
+        self.specimens = Specimens(steerer.atlas, steerer.vlm)
+        self.own = Settings.of(steerer.defaults)
+        self.words = list(steerer.atlas.named().counts)
+
+    def take(self, source: Any) -> Any:
+        """A picture that somebody chose or brought, checked."""
+        if source is None:
+            raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
+        return open_image(source)
+
+    def settings(self, values: Sequence[Any]) -> dict[str, Any]:
+        """What stands in the folded settings, as far as it differs from the atlas's own."""
+        given = dict(zip(TUNABLE, values, strict=True))
+        text = str(given["nu"]).strip()
+        given["nu"] = int(text) if text.lstrip("-").isdecimal() else text
+        for name in ("kappa", "fill"):
+            given[name] = int(given[name]) if given[name] is not None else None
+        return {name: value for name, value in changed(self.steerer, given).items() if value is not None}
+
+    def region(self, painted: Any, picture: Any) -> np.ndarray | None:
+        """What was marked with the brush, as a mask over the picture; None where nothing was."""
+        layers = (painted or {}).get("layers") or []
+        marked = [np.asarray(layer.convert("RGBA"))[..., 3] > 0 for layer in layers if layer is not None]
+        if not marked or not np.any(marked):
+            return None
+        mask = np.any(marked, axis=0)
+        shown = fitted(picture, SHOWN)
+        return mask[: shown.height, : shown.width]
+
+    def steer(self, picture: Any, painted: Any, minus: Sequence[str], plus: Sequence[str], *values: Any) -> Any:
+        """Both captions of a picture."""
+        image = self.take(picture)
+        given = self.settings(values)
+        if not minus and not plus:
+            raise SpecError("say what should go or come: pick a word, or type one.")
+        where = self.region(painted, image)
+        if where is not None:
+            given["mode"] = "place"
+        plan, notes = self.steerer.planned(minus, plus, where, given)
+        return self.steerer.explain(image, plan, notes=notes)
+
+    def maps(self, result: Any) -> list[tuple[Image.Image, str]]:
+        """The picture with a heat map for each word."""
+        named = {c.word: ("+" if c.role == "plus" else "-") + c.word for c in result.plan.concepts}
+        return [(result.heatmap(word, side=SHOWN), named[word]) for word in result.maps]
 
 
 def captions(result: SteeredCaption) -> str:

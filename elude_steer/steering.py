@@ -11,15 +11,13 @@ from typing import Any, Unpack
 
 from elude_steer import __version__
 from elude_steer.applying import Applier
-from elude_steer.edits import Kind, World
 from elude_steer.errors import EludeSteerWarning
 from elude_steer.images import open_image
 from elude_steer.manifest import EMBEDDED
-from elude_steer.plans import Given, Plan, make_plan
+from elude_steer.plans import Given, Plan
 from elude_steer.results import SteeredCaption, remarks
 from elude_steer.resuming import look
-from elude_steer.sweep import By
-from elude_steer.tuning import Found, tune
+from elude_steer.tuning import tune
 from elude_steer.vlm import PROMPT
 
 
@@ -44,21 +42,10 @@ class Steerer(Applier):
         Example:
             >>> print(steerer.plan(minus=["dog"], gamma=-10, kappa=100, nu="all"))
         """
-        plan, notes = self._plan(minus, plus, where, settings)
+        plan, notes = self.planned(minus, plus, where, settings)
         for note in notes:
             warnings.warn(note, EludeSteerWarning, stacklevel=2)
         return plan
-
-    def _plan(self, minus: Any, plus: Any, where: Any, settings: Mapping[str, Any]) -> tuple[Plan, list[str]]:
-        return make_plan(
-            self.atlas,
-            self.matcher,
-            minus=minus,
-            plus=plus,
-            where=where,
-            settings=settings,
-            defaults=self.defaults,
-        )
 
     def steer(
         self,
@@ -83,7 +70,7 @@ class Steerer(Applier):
             **settings: mode, alpha, gamma, …: see `Settings`; what is left out is the atlas's own.
         """
         picture = open_image(image)
-        plan, notes = self._plan(minus, plus, where, settings)
+        plan, notes = self.planned(minus, plus, where, settings)
         result = self.explain(picture, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
         for note in result.notes:
             warnings.warn(note, EludeSteerWarning, stacklevel=2)
@@ -138,46 +125,7 @@ class Steerer(Applier):
             found.append(SteeredCaption(baseline, caption, plan, maps, grid, picture, told, provenance, seconds))
         return found
 
-    def tune(
-        self,
-        on: Any,
-        *,
-        minus: str | None = None,
-        plus: str | None = None,
-        kind: Kind = "remove",
-        grid: Mapping[str, Sequence[Any]] | None = None,
-        by: By = "harmonic",
-        least_kept: float = 0.9,
-        prompt: str = PROMPT,
-    ) -> Found:
-        """What every point of a grid of settings does, best first; `.best` fits `steer(**found.best)`.
-
-        Args:
-            on: a picture, or a `World` of pictures with their truth.
-            minus: with a picture, the word that should go.
-            plus: with a picture, the word that should come.
-            kind: with a world, which edits: `remove` or `replace`.
-            grid: setting -> values to try; by default a small one.
-            by: what decides: `harmonic`, `clean`, `success` or `kept`.
-            least_kept: with a world, points that keep less are not chosen.
-            prompt: the question.
-
-        Example:
-            >>> found = steerer.tune("dog.png", minus="dog", grid={"nu": [8, 14], "fill": [0, 80]})
-            >>> steerer.steer("dog.png", minus=["dog"], **found.best)
-        """
-        picture = on if isinstance(on, World) else open_image(on)
-        return tune(
-            self,
-            picture,
-            minus=minus,
-            plus=plus,
-            kind=kind,
-            grid=grid,
-            by=by,
-            least_kept=least_kept,
-            prompt=prompt,
-        )
+    tune = tune  # its first argument is the steerer
 
 
 def steer(

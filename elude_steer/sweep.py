@@ -28,7 +28,7 @@ from elude_steer.edits import (
     summary,
 )
 from elude_steer.errors import SpecError, closest
-from elude_steer.plans import Plan, Settings, make_plan
+from elude_steer.plans import Plan, Settings
 from elude_steer.stages import key_of, versions
 from elude_steer.storage import home, write_file
 from elude_steer.vlm import PROMPT
@@ -209,5 +209,4 @@ def _plan(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
 
 
 def _strict_plan(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
-    words = {"minus": [task.minus], "plus": [task.plus] if task.plus else []}
-    return make_plan(steerer.atlas, steerer.matcher, **words, settings=settings, defaults=steerer.defaults)[0]
+    return steerer.planned([task.minus], [task.plus] if task.plus else [], settings=settings)[0]

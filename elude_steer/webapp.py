@@ -9,20 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from elude_steer import backends, pages
-from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.errors import EludeSteerError, SpecError
 from elude_steer.figures import fitted
 from elude_steer.images import open_image
-from elude_steer.plans import Settings, make_plan
+from elude_steer.pages import SHOWN, TUNABLE, Page
+from elude_steer.plans import Settings
 from elude_steer.recipe import list_recipes, load_recipe
-from elude_steer.specimens import Specimens
 from elude_steer.steering import Steerer
 
-SHOWN = 448  # pixels of the longer side of pictures in the page
-TUNABLE = ("mode", "kappa", "nu", "gamma", "alpha", "beta", "fill")
 GRID = {"nu": [6, 8, 10, 14], "kappa": [16, 24, 40]}
 CSS = """
 .gradio-container {max-width: 1320px !important; margin: 0 auto !important}
@@ -39,67 +34,6 @@ footer {display: none !important}
   #editor {max-width: 100%; overflow: hidden}
 }
 """
-
-
-class Page:
-    """The page's answers to what visitors do; it keeps nothing about them."""
-
-    def __init__(self, steerer: Steerer, examples: Sequence[Path]) -> None:
-        self.steerer, self.examples = steerer, tuple(examples)
-        self.specimens = Specimens(steerer.atlas, steerer.vlm)
-        self.own = Settings.of(steerer.defaults)
-        self.words = list(steerer.atlas.named().counts)
-
-    def take(self, source: Any) -> Any:
-        """A picture that somebody chose or brought, checked."""
-        if source is None:
-            raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
-        return open_image(source)
-
-    def settings(self, values: Sequence[Any]) -> dict[str, Any]:
-        """What stands in the folded settings, as far as it differs from the atlas's own."""
-        given = dict(zip(TUNABLE, values, strict=True))
-        text = str(given["nu"]).strip()
-        given["nu"] = int(text) if text.lstrip("-").isdecimal() else text
-        for name in ("kappa", "fill"):
-            given[name] = int(given[name]) if given[name] is not None else None
-        return {name: value for name, value in pages.changed(self.steerer, given).items() if value is not None}
-
-    def region(self, painted: Any, picture: Any) -> np.ndarray | None:
-        """What was marked with the brush, as a mask over the picture; None where nothing was."""
-        layers = (painted or {}).get("layers") or []
-        marked = [np.asarray(layer.convert("RGBA"))[..., 3] > 0 for layer in layers if layer is not None]
-        if not marked or not np.any(marked):
-            return None
-        mask = np.any(marked, axis=0)
-        shown = fitted(picture, SHOWN)
-        return mask[: shown.height, : shown.width]
-
-    def steer(self, picture: Any, painted: Any, minus: Sequence[str], plus: Sequence[str], *values: Any) -> Any:
-        """Both captions of a picture."""
-        image = self.take(picture)
-        given = self.settings(values)
-        if not minus and not plus:
-            raise SpecError("say what should go or come: pick a word, or type one.")
-        where = self.region(painted, image)
-        if where is not None:
-            given["mode"] = "place"
-        steerer = self.steerer
-        plan, notes = make_plan(
-            steerer.atlas,
-            steerer.matcher,
-            minus=minus,
-            plus=plus,
-            where=where,
-            settings=given,
-            defaults=steerer.defaults,
-        )
-        return self.steerer.explain(image, plan, notes=notes)
-
-    def maps(self, result: Any) -> list[tuple[Image.Image, str]]:
-        """The picture with a heat map for each word."""
-        named = {c.word: ("+" if c.role == "plus" else "-") + c.word for c in result.plan.concepts}
-        return [(result.heatmap(word, side=SHOWN), named[word]) for word in result.maps]
 
 
 def make_app(steerer: Steerer, examples: Sequence[Path] = ()) -> Any:

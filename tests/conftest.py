@@ -3,6 +3,8 @@
 import pytest
 from torch import nn
 
+from elude_steer import toyland
+from elude_steer.steering import Steerer
 from elude_steer.vlm import Vlm
 from tests.tiny import save_llava, save_pictures
 
@@ -68,3 +70,17 @@ def tiny_vlm(tiny_llava):
     vlm = Vlm.load(str(tiny_llava), layer="layers.1.mlp.fc2")
     _shared.append(vlm.model)
     return vlm
+
+
+@pytest.fixture(scope="session")
+def steerer():
+    """Toyland's model with its atlas and matcher; shared, so look and do not touch."""
+    loaded = Steerer.load("toyland")
+    _shared.append(loaded.vlm.model)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def scene():
+    """Two things that the caption of the bare model names."""
+    return next(s for s in toyland.scenes(seed=50_002, n=40) if len(s.things) == 2 and s.image.size == (96, 96))

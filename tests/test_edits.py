@@ -24,7 +24,6 @@ from elude_steer.edits import (
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.fluency import likelihoods
 from elude_steer.plans import Plan
-from elude_steer.steering import Steerer
 
 OBJECTS = ("ball", "bird", "cat", "cow", "dog", "tree")
 PLACES = ("beach", "park")
@@ -274,11 +273,6 @@ def test_a_case_holds_a_picture_or_reads_it(tmp_path):
 
 
 # How likely a caption is, on toyland's own model
-
-
-@pytest.fixture(scope="module")
-def steerer():
-    return Steerer.load("toyland")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
-import base64
-import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from elude_steer.results import SteeredCaption, compared
 from elude_steer.running import Ran, run_recipe
 from elude_steer.steering import Steerer
 from elude_steer.vlm import PatchGrid
+from tests.markup import Reader, pictures
 
 EVIL = "<script>alert('1')</script> & \"dog\""
 GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in range(2) for c in range(2)]]), (2, 2))
@@ -32,36 +30,6 @@ def ran(minus=("dog",), caption="a man on a motorcycle.", missing=(), size=(40, 
 def page_of(tmp_path, *done):
     recipes = [(Recipe(f"recipe-{i}", "small", ()), own) for i, own in enumerate(done)]
     return write_report(tmp_path / "out.html", recipes).read_text(encoding="utf-8")
-
-
-class Reader(HTMLParser):
-    """What a browser makes of a page: its tags, their attributes and its text."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.open, self.attributes, self.words = [], [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in ("img", "meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
-
-def pictures(page):
-    data = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    return [Image.open(io.BytesIO(base64.b64decode(one))) for one in data]
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):

@@ -1,8 +1,5 @@
-import base64
-import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ from elude_steer.results import SteeredCaption, compared, mapped, remarks
 from elude_steer.steering import Steerer
 from elude_steer.toyland import scenes
 from elude_steer.vlm import PatchGrid
+from tests.markup import Reader, pictures
 
 EVIL = "<script>alert('1')</script> & \"dog\""
 GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in range(2) for c in range(2)]]), (2, 2))
@@ -32,39 +30,6 @@ def result_of(baseline, caption, words=("dog",), **more):
     maps = {word: (np.array([[0.0, 0.5, 0.2, 0.0]]), np.array([[False, True, False, False]])) for word in words}
     plan = Plan(tuple(Concept(word, "minus", Settings(), ()) for word in words))
     return SteeredCaption(baseline, caption, plan, maps, GRID, Image.new("RGB", (40, 20), "green"), **more)
-
-
-class Reader(HTMLParser):
-    """What a browser makes of a fragment; raises where a tag is not closed."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.open, self.attributes, self.words, self.marks = [], [], [], [], []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag != "img":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-        if self.open[-1] in ("del", "ins"):
-            self.marks.append((self.open[-1], data))
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
-
-def pictures(page):
-    data = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    return [Image.open(io.BytesIO(base64.b64decode(one))) for one in data]
 
 
 # Words
@@ -147,9 +112,9 @@ def test_it_runs_and_fetches_nothing_and_sets_no_colour_of_text(steered):
     page = steered._repr_html_()
     read = Reader(page)
     assert not {"script", "style", "link", "iframe"} & set(read.tags)
-    assert {name for name, _ in read.attributes} == {"style", "alt", "src"}
-    assert all(value.startswith("data:image/png;base64,") for name, value in read.attributes if name == "src")
-    styles = ";".join(value for name, value in read.attributes if name == "style")
+    assert {name for _, name, _ in read.attributes} == {"style", "alt", "src"}
+    assert all(value.startswith("data:image/png;base64,") for _, name, value in read.attributes if name == "src")
+    styles = ";".join(value for _, name, value in read.attributes if name == "style")
     assert not re.search(r"(?:^|;)\s*color:|#[0-9a-f]{3}", styles)  # the notebook's own, light or dark
     assert "url(" not in styles
 
@@ -160,8 +125,8 @@ def test_everything_is_escaped():
     read = Reader(page)
     assert "<script" not in page
     assert "script" not in read.tags
-    assert {name for name, _ in read.attributes} == {"style", "alt", "src"}  # no quote let one more in
-    assert ("alt", f"where {EVIL} fires") in read.attributes
+    assert {name for _, name, _ in read.attributes} == {"style", "alt", "src"}  # no quote let one more in
+    assert ("img", "alt", f"where {EVIL} fires") in read.attributes
     assert read.text.count("<script>alert('1')</script>") == 5  # two captions, a map, a note, the plan
 
 

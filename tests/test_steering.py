@@ -17,11 +17,6 @@ from elude_steer.steering import Steerer
 
 
 @pytest.fixture(scope="module")
-def steerer():
-    return Steerer.load("toyland")
-
-
-@pytest.fixture(scope="module")
 def scenes():
     """Pictures of one and of two tiles."""
     found = list(toyland.scenes(seed=50_001, n=60))

@@ -6,22 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elude_steer import toyland
 from elude_steer.edits import Outcome, Task, summary, toyland_world
 from elude_steer.errors import SpecError
-from elude_steer.steering import Steerer
 from elude_steer.sweep import Point, best, grid_points, sweep, try_settings, words_world
-
-
-@pytest.fixture(scope="module")
-def steerer():
-    return Steerer.load("toyland")
-
-
-@pytest.fixture(scope="module")
-def scene():
-    """Two things that the caption of the bare model names."""
-    return next(s for s in toyland.scenes(seed=50_002, n=40) if len(s.things) == 2 and s.image.size == (96, 96))
 
 
 def point(success, kept, clean=0.0, **settings):

@@ -14,16 +14,6 @@ from elude_steer.sweep import grid_points
 from elude_steer.tuning import GRIDS, Found, tune, tune_picture, tune_world
 
 
-@pytest.fixture(scope="module")
-def steerer():
-    return Steerer.load("toyland")
-
-
-@pytest.fixture(scope="module")
-def scene():
-    return next(s for s in toyland.scenes(seed=50_002, n=40) if len(s.things) == 2 and s.image.size == (96, 96))
-
-
 @pytest.fixture(autouse=True)
 def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))

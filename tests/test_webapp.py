@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from elude_steer import toyland
-from elude_steer.steering import Steerer
 
 pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'elude-steer[demo]'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright: pip install playwright")
@@ -17,11 +16,6 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="browser tests need Debian's chromium: apt-get install chromium"
 )
 WAIT = 60_000  # milliseconds; a busy machine is slow
-
-
-@pytest.fixture(scope="module")
-def steerer():
-    return Steerer.load("toyland")
 
 
 @pytest.fixture(scope="module")

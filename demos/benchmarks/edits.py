@@ -22,7 +22,7 @@ from elude_steer import toyland
 from elude_steer.atlas import Atlas
 from elude_steer.edits import Score, Task, baselines, make_tasks, run_edits, summary, toyland_world
 from elude_steer.labels import Labels
-from elude_steer.plans import Plan, make_plan
+from elude_steer.plans import Plan
 from elude_steer.steering import Steerer
 
 ROWS: dict[str, dict[str, object]] = {
@@ -67,10 +67,7 @@ def measure(steerer: Steerer, seed: int, count: int, kind: str, settings: dict[s
     tasks = make_tasks(world, said, kind, seed)  # type: ignore[arg-type]
 
     def plan(task: Task) -> Plan:
-        plus = [task.plus] if task.plus else []
-        return make_plan(
-            steerer.atlas, steerer.matcher, minus=[task.minus], plus=plus, settings=settings, defaults=steerer.defaults
-        )[0]
+        return steerer.planned([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
 
     return summary(kind, run_edits(steerer, world, tasks, plan), seed)
 
