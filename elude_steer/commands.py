@@ -50,7 +50,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--plus", multiple=True, metavar="WORD", help="What should come; may be repeated.")
 @click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
-@click.option("--where", metavar="L,T,R,B", help="A box in pixels to place plus words in.")
+@click.option("--where", metavar="L,T,R,B", help="Where plus words go: a box in pixels, or a mask's file.")
 @with_options(*SETTINGS)
 @click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
@@ -84,7 +84,7 @@ def steer(
     from elude_steer.images import open_image
 
     picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
-    box = _box(where)
+    region = _region(where)
     settings["nu"] = _nu(settings["nu"])
     from elude_steer.steering import Steerer
     from elude_steer.vlm import PROMPT
@@ -92,14 +92,14 @@ def steer(
     hide_loading_bars()
     steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if plan_only:
-        plan = steerer.plan(minus=minus, plus=plus, where=box, **settings)
+        plan = steerer.plan(minus=minus, plus=plus, where=region, **settings)
         click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
     result = steerer.steer(
         picture,
         minus=minus,
         plus=plus,
-        where=box,
+        where=region,
         prompt=prompt or PROMPT,
         max_new_tokens=max_new_tokens,
         **settings,
@@ -175,17 +175,20 @@ def hide_loading_bars() -> None:
     logging.set_verbosity_error()
 
 
-def _box(text: str | None) -> tuple[float, ...] | None:
+def _region(text: str | None) -> tuple[float, ...] | str | None:
     from elude_steer.errors import SpecError
 
-    if text is None:
-        return None
+    if text is None or Path(text).is_file():
+        return text
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
         numbers = ()
     if len(numbers) != 4:
-        raise SpecError(f"--where is '{text}'; it is a box in pixels: left,top,right,bottom, such as 10,20,60,80.")
+        raise SpecError(
+            f"--where is '{text}'; it is a box in pixels (left,top,right,bottom, such as 10,20,60,80), or "
+            "the file of a picture that is white where the words go."
+        )
     return numbers
 
 

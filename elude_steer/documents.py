@@ -39,10 +39,28 @@ def parse_document(kind: type[Document], text: str, where: str = "<text>") -> Do
     return cast(Document, document)
 
 
-def dump_document(spec: Any) -> str:
-    """The YAML text of a document, every default written out; `parse_document` reads it back to an equal one."""
+def dump_document(spec: Any, *, brief: bool = False) -> str:
+    """The YAML text of a document; `parse_document` reads it back to an equal one.
+
+    Args:
+        spec: the document.
+        brief: leaves out what is as it would be anyway.
+    """
     # Other than ASCII is escaped: unescaped, PyYAML loses some line breaks of Unicode on the way back.
-    return yaml.safe_dump(asdict(spec), sort_keys=False)
+    return yaml.safe_dump(_brief(spec) if brief else asdict(spec), sort_keys=False)
+
+
+def _brief(value: Any) -> Any:
+    """Plain values without those that are defaults."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {}
+        for item in fields(value):
+            own = getattr(value, item.name)
+            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            if own != default:
+                kept[item.name] = _brief(own)
+        return kept
+    return [_brief(one) for one in value] if isinstance(value, tuple) else value
 
 
 def checked(document: Document) -> Document:

@@ -236,7 +236,7 @@ class Prepared:
         return weight, bias
 
     def maps(self, q: torch.Tensor, covers: Covers | None = None) -> dict[str, tuple[Any, Any]]:
-        """For every word how strongly it fires and which patches were touched, `(tiles, patches)` each."""
+        """For every word how strongly it fires, and which share of its sub-units changes, `(tiles, patches)` each."""
         rows, columns = self._shape(q)
         before = q.shape[1] - rows * columns
         found: dict[str, tuple[Any, Any]] = {}
@@ -244,11 +244,11 @@ class Prepared:
             now = part.activations(q)
             fires = (now / on(part.reference)).clamp_min(0).mean(-1)
             if part.concept.sets:
-                touched = self.region(part, q, covers)
+                touched = self.region(part, q, covers).float()
             else:
-                touched = part.chosen(now).any(-1)
+                touched = part.chosen(now).float().mean(-1)
                 if self.plan.fills(part.concept):
-                    touched = touched | self.region(part, q, covers)
+                    touched = touched.maximum(self.region(part, q, covers).float())
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found
 

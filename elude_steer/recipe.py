@@ -266,6 +266,7 @@ class StepSpec:
         minus: Words that should go.
         plus: Words that should come.
         where: For `place`, left, top, right, bottom in pixels; empty goes where the minus words fire.
+        mask: In the place of `where`, a picture that is white where plus words go, relative to the recipe.
         settings: How sub-units are changed.
         expect: What should happen.
     """
@@ -273,6 +274,7 @@ class StepSpec:
     minus: tuple[str, ...] = ()
     plus: tuple[str, ...] = ()
     where: tuple[float, ...] = ()
+    mask: str | None = None
     settings: SteeringSpec = field(default_factory=SteeringSpec)
     expect: ExpectSpec = field(default_factory=ExpectSpec)
 
@@ -319,13 +321,20 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
 
 
 def load_recipe(path_or_name: str | Path) -> Recipe:
-    """The steering recipe in a YAML file, or the shipped one of that name; its image is then a full path."""
+    """The steering recipe in a YAML file, or the shipped one of that name; its pictures are then full paths."""
     path = find_recipe(path_or_name)
     recipe = parse_document(Recipe, _text(path), str(path))
     if not recipe.steps:
         raise SpecError(f"{path}: steps is empty; say at least one edit.")
-    image = recipe.image and str((path.parent / recipe.image).resolve())
-    return replace(recipe, image=image)
+    for number, step in enumerate(recipe.steps, 1):
+        if step.where and step.mask:
+            raise SpecError(f"{path}: step {number} has both where and mask; one says where to place.")
+
+    def full(name: str | None) -> str | None:
+        return name and str((path.parent / name).resolve())
+
+    steps = tuple(replace(step, mask=full(step.mask)) for step in recipe.steps)
+    return replace(recipe, image=full(recipe.image), steps=steps)
 
 
 def check_recipe(path_or_name: str | Path) -> AtlasSpec | Recipe:

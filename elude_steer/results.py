@@ -30,7 +30,7 @@ class SteeredCaption:
         baseline: what the model says by itself.
         caption: what it says under the plan.
         plan: the edits.
-        maps: word -> how strongly it fires and which patches were touched, `(tiles, patches)` each.
+        maps: word -> how strongly it fires, and which share of its sub-units was changed, `(tiles, patches)` each.
         grid: where the patches lie in the picture.
         image: the picture.
         notes: what is worth knowing, in sentences.
@@ -59,7 +59,7 @@ class SteeredCaption:
         return _words_only_in(self.caption, self.baseline)
 
     def heatmap(self, word: str, *, side: int = 480) -> Any:
-        """The picture with the patches where a word's sub-units fire, those that were touched framed."""
+        """The picture with the patches where a word's sub-units fire; framed, where at least a quarter was changed."""
         if word not in self.maps:
             raise AtlasError(
                 f"there is no map of '{word}'; there is one of {', '.join(map(repr, self.maps)) or 'none'}."
@@ -69,7 +69,10 @@ class SteeredCaption:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        maps = {w: {"fires": f.round(4).tolist(), "touched": t.tolist()} for w, (f, t) in self.maps.items()}
+        maps = {
+            w: {"fires": f.round(4).tolist(), "touched": t.astype(float).round(4).tolist()}
+            for w, (f, t) in self.maps.items()
+        }
         return {
             "baseline": self.baseline,
             "caption": self.caption,
@@ -103,16 +106,20 @@ class SteeredCaption:
 
 def compared(result: SteeredCaption) -> str:
     """Both captions as HTML under each other: words that are gone struck through, new ones marked."""
-    before = _with_marks(result.baseline, result.gone, "del", _GONE)
-    after = _with_marks(result.caption, result.new, "ins", _NEW)
     rows = "".join(
         f'<div style="{_SMALL}">{name}</div><div>{text}</div>'
-        for name, text in (("baseline", before), ("steered", after))
+        for name, text in zip(("baseline", "steered"), marked(result), strict=True)
     )
     return (
         '<div style="display:grid;grid-template-columns:auto 1fr;gap:2px 12px;align-items:baseline;text-align:left">'
         f"{rows}</div>"
     )
+
+
+def marked(result: SteeredCaption) -> tuple[str, str]:
+    """Baseline and caption as HTML, with what is gone in the one and what is new in the other marked."""
+    before = _with_marks(result.baseline, result.gone, "del", _GONE)
+    return before, _with_marks(result.caption, result.new, "ins", _NEW)
 
 
 def mapped(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:

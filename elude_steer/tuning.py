@@ -141,7 +141,7 @@ def tune_picture(
     if write is not None:
         step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**tried[0].settings))
         where = None if image in (None, "-") else str(Path(str(image)).resolve())
-        text = dump_document(Recipe(write.stem, _atlas_name(steerer), (step,), where))
+        text = dump_document(Recipe(write.stem, known_as(steerer), (step,), where))
         write_file(write, lambda file: file.write(text.encode()))
         notes.append(f"the best as a recipe: {write}")
     return Found(tried[0].settings, rows, (*grid, "success", "kept", "caption"), tuple(notes))
@@ -229,7 +229,7 @@ def _own_folder(steerer: Applier) -> Path:
     return folder
 
 
-def _atlas_name(steerer: Applier) -> str:
+def known_as(steerer: Applier) -> str:
     """What finds this very atlas again: its name, or its folder where the name means another one."""
     folder = steerer.atlas.folder
     known = dict(atlases()).get(steerer.atlas.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,22 @@ from elude_steer.storage import resolve_id
 from elude_steer.towers import Tower, as_dtype, explained, pil_backend, refuse_partial_load, vision_part
 
 PROMPT = "Describe this image in one sentence."
+_told: ContextVar[Callable[[int], object] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def telling(step: Callable[[int], object]) -> Iterator[None]:
+    """Inside, in this thread alone, `step` is told an answer's length after each token; if it raises, the work ends.
+
+    Example:
+        >>> with telling(lambda tokens: print(tokens)):
+        ...     steerer.steer("dog.png", minus=["dog"])
+    """
+    before = _told.set(step)
+    try:
+        yield
+    finally:
+        _told.reset(before)
 
 
 @dataclass(frozen=True)
@@ -127,8 +145,16 @@ class Vlm(Tower):
     @torch.inference_mode()
     def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
         """Greedy answers to prepared inputs."""
+        asked, step = inputs["input_ids"].shape[1], _told.get()
+
+        def tell(ids: torch.Tensor, *_scores: Any, **_more: Any) -> torch.Tensor:
+            if step is not None:
+                step(ids.shape[1] - asked)
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)  # never a reason to stop by itself
+
         tokens = self.model.generate(
             **inputs,
+            stopping_criteria=[tell],
             do_sample=False,
             num_beams=1,
             # A checkpoint may carry sampling settings, which greedy decoding warns about.
@@ -137,7 +163,7 @@ class Vlm(Tower):
             top_k=None,
             max_new_tokens=max_new_tokens,
         )
-        new = tokens[:, inputs["input_ids"].shape[1] :]
+        new = tokens[:, asked:]
         return [text.strip() for text in self.processor.tokenizer.batch_decode(new, skip_special_tokens=True)]
 
     @property

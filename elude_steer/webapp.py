@@ -1,287 +1,248 @@
 """The demo: one page to steer a caption by words and to browse the atlas. `elude-steer demo` serves it.
 
-Gradio draws the page; what it shows comes from `pages`, what it does from the library. Nothing is fetched from other
+Gradio carries the page; what it shows comes from `pages`, what it does from the library. Nothing is fetched from other
 hosts, and every visitor has a session of their own.
 """
 
-import tempfile
+import html
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from elude_steer import backends, pages
-from elude_steer.errors import EludeSteerError, SpecError
-from elude_steer.figures import fitted
-from elude_steer.images import open_image
-from elude_steer.pages import SHOWN, TUNABLE, Page
-from elude_steer.plans import Settings
-from elude_steer.recipe import list_recipes, load_recipe
+from elude_steer import backends, fragments, widgets
+from elude_steer.errors import EludeSteerError
+from elude_steer.pages import HINTS, TUNABLE, Example, Pace, Page, Picture, StoppedError, Wanted, edit_name, read_recipe
 from elude_steer.steering import Steerer
+from elude_steer.vlm import PROMPT
 
-GRID = {"nu": [6, 8, 10, 14], "kappa": [16, 24, 40]}
-CSS = """
-.gradio-container {max-width: 1320px !important; margin: 0 auto !important}
-#head {display: flex; align-items: baseline; gap: .8rem; flex-wrap: wrap; margin: .2rem 0}
-#head h1 {font-size: 1.35rem; margin: 0}
-#head span {opacity: .75; font-size: .85rem}
-.captions {font-size: 1.15rem; line-height: 1.6; padding: .4rem .2rem; min-height: 4.2rem}
-.note {opacity: .8; font-size: .85rem; margin: .15rem 0}
-.complaint {border-left: 4px solid #b3261e; padding: .5rem .8rem; margin: .3rem 0}
-footer {display: none !important}
-@media (max-width: 640px) {
-  .gradio-container .row > * {min-width: 100% !important}
-  #examples {overflow-x: auto}
-  #editor {max-width: 100%; overflow: hidden}
-}
-"""
+BEGIN = "Pick a word to remove or to add, and press Steer."
+# Before the press reaches the server, the mark on the easel is put in its place among the inputs.
+_WITH_MARK = "(picture, mark, ...rest) => [picture, window.eludeSteerMark(), ...rest]"
 
 
-def make_app(steerer: Steerer, examples: Sequence[Path] = ()) -> Any:
-    """The page of a steerer, as a Gradio app that somebody has to launch."""
+def make_app(page: Page, *, pace: Pace | None = None) -> Any:
+    """The page as a Gradio app that somebody has to launch (`serve` does); pace is how often it may be pressed."""
     gr = backends.require("gradio", "the demo")
-    page = Page(steerer, examples)
-    own, atlas = page.own, steerer.atlas
-    with gr.Blocks(title="elude_steer", analytics_enabled=False) as app:
-        gr.HTML(
-            f'<div id="head"><h1>elude_steer</h1><span>{Path(steerer.vlm.id).name or "model"} &middot; atlas '
-            f"{atlas.name}: {len(atlas)} sub-units of {atlas.d_out} units</span></div>"
+    atlas, name = page.steerer.atlas, Path(page.steerer.vlm.id).name or "model"
+    about = f"{name} · atlas {atlas.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
+    # Files that visitors bring are removed after an hour; what is worked on is in memory by then.
+    with gr.Blocks(title="elude_steer", analytics_enabled=False, delete_cache=(600, 3600)) as app:
+        widgets.text(
+            "head",
+            "<h1>elude_steer</h1><p>Name a concept, change what the model says.</p>"
+            f'<p class="about">{html.escape(about)}</p>',
         )
-        picture, result = gr.State(None), gr.State(None)
         with gr.Tabs():
             with gr.Tab("Steer", id="steer"):
-                _steer_tab(gr, page, own, picture, result)
+                _steer_tab(gr, page, pace)
             with gr.Tab("Explore", id="explore"):
                 _explore_tab(gr, page)
+        app.unload(_stopper(gr, page))
     return app
 
 
-def _steer_tab(gr: Any, page: Page, own: Settings, picture: Any, result: Any) -> None:
+def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
+    first = Picture.of(page.examples[0].path) if page.examples else None
+    picture = gr.State(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
-            gallery = gr.Gallery(
-                [(str(path), path.stem) for path in page.examples],
-                label="Examples",
-                columns=max(5, len(page.examples)),
-                rows=1,
-                height=110,
-                allow_preview=False,
-                object_fit="contain",
-                elem_id="examples",
-                interactive=False,
-                buttons=[],
-            )
-            editor = gr.ImageEditor(
-                label="Picture: bring yours, or mark with the brush where the added word should be",
-                type="pil",
-                sources=["upload", "clipboard"],
-                transforms=(),
-                layers=False,
-                brush=gr.Brush(default_size=28, colors=["#ffd640"], color_mode="fixed"),
-                height=470,
-                elem_id="editor",
-                buttons=[],
-            )
+            with gr.Row(equal_height=True):
+                examples = widgets.choices("examples", page.examples_strip())
+                bring = gr.UploadButton("Bring a picture", size="sm", elem_id="bring", scale=0, min_width=130)
+            easel = widgets.easel("easel", page.view(first) if first else {})
         with gr.Column(scale=6, min_width=300):
             with gr.Row():
                 minus = _words(gr, page, "Remove", "minus")
                 plus = _words(gr, page, "Add", "plus")
-            press = gr.Button("Steer", variant="primary", elem_id="press")
-            said = gr.HTML('<div class="captions"></div>', elem_id="said")
-            maps = gr.Gallery(
-                label="Where each word fires; framed: what was changed",
-                columns=3,
-                height=250,
-                object_fit="contain",
-                elem_id="maps",
-                interactive=False,
-                buttons=[],
-            )
-    with gr.Accordion("Settings", open=False, elem_id="settings"):
-        with gr.Row():
-            values = _settings(gr, own)
-        with gr.Row():
-            reset = gr.Button("Reset", size="sm", elem_id="reset")
-            tune = gr.Button("Find good settings", size="sm", elem_id="tune")
-            stop = gr.Button("Stop", size="sm", elem_id="stop")
-        tried = gr.Dataframe(
-            headers=["nu", "kappa", "kept", "caption"],
-            label="Tried, best first; choose a row to use it",
-            interactive=False,
-            elem_id="tried",
-        )
-    with gr.Accordion("Why", open=False, elem_id="why"):
-        reasons = gr.Dataframe(
-            headers=["word", "label", "similarity", "score", "unit", "sub-unit"],
-            label="The sub-units that were changed; choose one to see what it fires for",
-            interactive=False,
-            elem_id="reasons",
-        )
-        specimens = _specimens(gr)
-    with gr.Accordion("Recipe and Python", open=False, elem_id="recipe"):
-        with gr.Row():
-            shipped = gr.Dropdown([r.name for r in list_recipes() if r.kind == "steering"], label="Load a recipe")
-            given = gr.File(label="… or a file", file_types=[".yaml", ".yml"], height=90)
-        code = gr.Code(label="The Python call that does the same", language="python", elem_id="call")
-        save = gr.DownloadButton("Save as a recipe", elem_id="save")
+            edits = widgets.choices("edits", page.edits(0) if first else "")
+            with gr.Row():
+                press = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
+                stop = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
+            said = widgets.text("said", fragments.hint(BEGIN))
+            with gr.Accordion("Settings", open=False, elem_id="settings"):
+                values = _settings(gr, page)
+                prompt = gr.Textbox(PROMPT, label="question", info="what the model is asked", elem_id="set-prompt")
+                with gr.Row():
+                    reset = gr.Button("Reset", size="sm", elem_id="reset")
+                    tune = gr.Button("Find good settings", size="sm", elem_id="tune")
+                tried = widgets.choices("tried")
+            with gr.Accordion("Why", open=False, elem_id="why"):
+                reasons = widgets.choices("reasons", fragments.table("The sub-units that were changed", (), []))
+                specimen = widgets.choices("specimen")
+            with gr.Accordion("Recipe and Python", open=False, elem_id="recipe"):
+                taken = widgets.choices("taken", fragments.table("The present state to take home", (), []))
+                with gr.Row():
+                    shipped = gr.Dropdown(_recipes(page), value=None, label="Load a recipe", elem_id="shipped")
+                    given = gr.UploadButton("… or a file", size="sm", elem_id="given", file_types=[".yaml", ".yml"])
+    mark = gr.Textbox(visible=False)  # never shown: the easel's mark comes in its place
+    words = [minus, plus, prompt, *values]
 
-    def choose(event: gr.SelectData) -> Any:
-        image = open_image(page.examples[event.index])
-        return image, {"background": fitted(image, SHOWN), "layers": [], "composite": None}
+    def wanted(picture: Any, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> Wanted:
+        given = page.settings(values)
+        return Wanted(picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
 
-    def bring(painted: Any) -> Any:
-        if painted is None or painted.get("background") is None:
-            return None, painted, ""
+    def choose(event: gr.EventData) -> Any:
+        number = event.example
+        taken = Picture.of(page.examples[number].path)
+        return taken, page.view(taken), page.edits(number), fragments.hint(BEGIN)
+
+    def took(path: Any) -> Any:
         try:
-            image = page.take(painted["background"])
+            taken = Picture.of(path)
         except EludeSteerError as error:
-            return None, None, pages.complaint(error)
-        return image, {"background": fitted(image, SHOWN), "layers": [], "composite": None}, ""
+            return gr.skip(), gr.skip(), gr.skip(), fragments.complaint(error)
+        return taken, page.view(taken), "", fragments.hint(BEGIN)
 
-    def steer(image: Any, painted: Any, minus: list[str], plus: list[str], *values: Any) -> Any:
+    def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
+        visitor = str(request.session_hash)
         try:
-            answer = page.steer(image, painted, minus or [], plus or [], *values)
+            if pace:
+                pace.check(visitor)
+            asked = wanted(*inputs)
+            with page.working(visitor, lambda tokens: progress(None, desc=f"{tokens} words or parts of them")):
+                answer = page.steer(asked)
+        except StoppedError:
+            yield gr.skip(), fragments.hint("Stopped."), gr.skip(), gr.skip(), gr.skip()
+            return
         except EludeSteerError as error:
-            return None, pages.complaint(error), [], [], "", None
-        settings = page.settings(values)
-        names = (None, minus or [], plus or [], settings, page.steerer.atlas.name)
-        return (
-            answer,
-            pages.captions(answer),
-            page.maps(answer),
-            pages.matches(answer.plan),
-            pages.python_call(*names),
-            _file(pages.recipe_text(*names)),
-        )
+            yield gr.skip(), fragments.complaint(error), gr.skip(), gr.skip(), gr.skip()
+            return
+        yield gr.skip(), fragments.captions(answer), gr.skip(), gr.skip(), gr.skip()
+        yield page.views(answer), gr.skip(), page.reasons(answer), "", page.take_home(asked)
 
-    def find(image: Any, minus: list[str], plus: list[str], progress: Any = gr.Progress()) -> Any:  # noqa: B008
+    def find(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
+        visitor = str(request.session_hash)
         try:
-            if not minus:
-                raise SpecError("say what should go: settings are judged by whether it does.")
-            progress(0.1, desc="captions under every setting")
-            tuned = page.steerer.tune(page.take(image), minus=minus[0], plus=plus[0] if plus else None, grid=GRID)
+            if pace:
+                pace.check(visitor)
+            with page.working(visitor, lambda tokens: progress(None, desc=f"a dozen settings, token {tokens}")):
+                found = page.find(wanted(*inputs))
+        except StoppedError:
+            return fragments.hint("Stopped.")
         except EludeSteerError as error:
-            return [], pages.complaint(error)
-        return [[row["nu"], row["kappa"], round(row["kept"], 2), row["caption"]] for row in tuned.rows], gr.skip()
+            return fragments.complaint(error)
+        return page.tried(found)
 
-    def use(rows: Any, event: gr.SelectData) -> Any:
-        row = rows.iloc[event.index[0]]
-        return str(row["nu"]), int(row["kappa"])
+    def use(event: gr.EventData) -> Any:
+        return page.fields({name: event._data[name] for name in TUNABLE if name in event._data})
 
-    def load(recipe: Any) -> Any:
-        step = recipe.steps[0]
-        settings = {name: value for name, value in vars(step.settings).items() if value is not None}
-        now = vars(page.own) | settings
-        image = open_image(recipe.image) if recipe.image else None
-        shown = {"background": fitted(image, SHOWN), "layers": [], "composite": None} if image else gr.skip()
-        fields = [str(now[name]) if name == "nu" else now[name] for name in TUNABLE]
-        return [image or gr.skip(), shown, list(step.minus), list(step.plus), "", *fields]
+    def fill(recipe: Any, step: int, note: str = "") -> Any:
+        edit = recipe.steps[step]
+        taken = Picture.of(recipe.image) if recipe.image else None
+        shown = (taken, page.view(taken)) if taken else (gr.skip(), gr.skip())
+        said = fragments.hint(note or f"{edit_name(edit)}: press Steer.")
+        return [*shown, said, list(edit.minus), list(edit.plus), recipe.prompt, *page.fields(vars(edit.settings))]
 
-    def loaded(read: Any) -> Any:
+    def begin(event: gr.EventData) -> Any:
+        return fill(page.examples[event.example].recipe, event.step)
+
+    def fetch(chosen: str) -> Any:
+        number, step = map(int, chosen.split("/"))
+        return fill(page.examples[number].recipe, step)
+
+    def load(path: Any) -> Any:
         try:
-            return load(read())
+            recipe = read_recipe(path)
+            note = f"The first of {len(recipe.steps)} edits; bring its picture, and press Steer."
+            return fill(recipe, 0, note if len(recipe.steps) > 1 else "")
         except EludeSteerError as error:
-            return [gr.skip()] * 4 + [pages.complaint(error)] + [gr.skip()] * len(TUNABLE)
+            return [gr.skip(), gr.skip(), fragments.complaint(error), *[gr.skip()] * len(words)]
 
-    gallery.select(choose, None, [picture, editor], show_progress="hidden")
-    editor.upload(bring, editor, [picture, editor, said], show_progress="hidden")
-    pressed = [picture, editor, minus, plus, *values]
-    shown = [result, said, maps, reasons, code, save]
-    steering = press.click(steer, pressed, shown, concurrency_limit=2, concurrency_id="model")
-    finding = tune.click(find, [picture, minus, plus], [tried, said], concurrency_limit=2, concurrency_id="model")
-    stop.click(None, cancels=[finding, steering])
-    tried.select(use, tried, [values[TUNABLE.index("nu")], values[TUNABLE.index("kappa")]])
-    reset.click(lambda: [str(own.nu) if n == "nu" else getattr(own, n) for n in TUNABLE], None, values)
-    _on_choice(gr, page, reasons, specimens)
-    filled = [picture, editor, minus, plus, said, *values]
-    shipped.input(lambda name: loaded(lambda: load_recipe(name)), shipped, filled)
-    given.upload(lambda path: loaded(lambda: pages.read_recipe(Path(path).read_text("utf-8"))), given, filled)
+    def explain(event: gr.EventData) -> Any:
+        return _told(lambda: page.specimen(event.sub_unit))
+
+    pressed = [picture, mark, *words]
+    answered = [easel, said, reasons, specimen, taken]
+    heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
+    quiet = {"show_progress": "hidden"}
+    filled = [picture, easel, said, *words]
+    examples.select(choose, None, [picture, easel, edits, said], **quiet)
+    bring.upload(took, bring, [picture, easel, edits, said], **quiet)
+    press.click(steer, pressed, answered, **heavy, api_name="steer")
+    tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]})
+    stop.click(_stopper(gr, page), None, None, queue=False, **quiet)
+    tried.select(use, None, values, **quiet).then(steer, pressed, answered, **heavy)
+    reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **quiet)
+    for table in (reasons, specimen):
+        table.select(explain, None, specimen, **quiet)
+    edits.select(begin, None, filled, **quiet).then(steer, pressed, answered, **heavy)
+    shipped.input(fetch, shipped, filled, **quiet)
+    given.upload(load, given, filled, **quiet)
 
 
 def _explore_tab(gr: Any, page: Page) -> None:
-    labels = page.steerer.atlas.named()
-    with gr.Row():
+    with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
-            wanted = gr.Textbox(label="Search a word", placeholder="puppy", elem_id="search")
-            counts = gr.Dataframe(
-                [[word, count] for word, count in labels.counts.items()],
-                headers=["concept", "sub-units"],
-                label="All concepts",
-                interactive=False,
-                max_height=420,
-                elem_id="concepts",
-            )
+            word = gr.Textbox(label="Search a word", placeholder="puppy", elem_id="search", submit_btn=True)
+            concepts = widgets.choices("concepts", page.concepts())
         with gr.Column(scale=5, min_width=300):
-            problem = gr.HTML(elem_id="problem")
-            rows = gr.Dataframe(
-                headers=["label", "similarity", "score", "unit", "sub-unit"],
-                label="Sub-units; choose one to see what it fires for",
-                interactive=False,
-                max_height=260,
-                elem_id="found",
-            )
-            specimens = _specimens(gr)
+            found = widgets.choices("found", fragments.table("Sub-units", (), []))
+            specimen = widgets.choices("specimen-found")
 
     def search(word: str) -> Any:
-        try:
-            atlas = page.steerer.atlas
-            return pages.found(labels.search(page.steerer.matcher, word, atlas.units.numpy(), limit=24, by="score")), ""
-        except EludeSteerError as error:
-            return [], pages.complaint(error)
+        return _told(lambda: page.search(word)), ""
 
-    def pick(table: Any, event: gr.SelectData) -> Any:
-        word = str(table.iloc[event.index[0]]["concept"])
-        return (word, *search(word))
+    def pick(event: gr.EventData) -> Any:
+        return (event.word, *search(event.word))
 
-    wanted.submit(search, wanted, [rows, problem], show_progress="hidden")
-    counts.select(pick, counts, [wanted, rows, problem], show_progress="hidden")
-    _on_choice(gr, page, rows, specimens)
+    def explain(event: gr.EventData) -> Any:
+        return _told(lambda: page.specimen(event.sub_unit))
+
+    quiet = {"show_progress": "hidden"}
+    word.submit(search, word, [found, specimen], **quiet)
+    concepts.select(pick, None, [word, found, specimen], **quiet)
+    for table in (found, specimen):
+        table.select(explain, None, specimen, **quiet)
+
+
+def _stopper(gr: Any, page: Page) -> Callable[..., None]:
+    """Ends the work of the visitor who asks for it, or who left."""
+
+    def stop(request: gr.Request) -> None:
+        page.stop(str(request.session_hash))
+
+    return stop
+
+
+def _told(answer: Callable[[], str]) -> str:
+    """HTML, or the sentence that says why not."""
+    try:
+        return answer()
+    except EludeSteerError as error:
+        return fragments.complaint(error)
 
 
 def _words(gr: Any, page: Page, label: str, name: str) -> Any:
     return gr.Dropdown(page.words, label=label, multiselect=True, allow_custom_value=True, elem_id=name, max_choices=8)
 
 
-def _settings(gr: Any, own: Settings) -> list[Any]:
-    made = []
-    for name in TUNABLE:
-        value, info = getattr(own, name), pages.HINTS[name]
-        if name == "mode":
-            made.append(gr.Radio(["place", "scale"], value=value, label=name, info=info, elem_id=f"set-{name}"))
-        elif name == "nu":
-            made.append(gr.Textbox(str(value), label=name, info=info + "; or all", elem_id=f"set-{name}"))
-        else:
-            made.append(gr.Number(value, label=name, info=info, elem_id=f"set-{name}"))
+def _recipes(page: Page) -> list[tuple[str, str]]:
+    """Every edit of the shipped recipes, by recipe and what it does."""
+    return [
+        (f"{example.recipe.name}: {edit_name(step)}", f"{number}/{index}")
+        for number, example in enumerate(page.examples)
+        for index, step in enumerate(example.recipe.steps)
+    ]
+
+
+def _settings(gr: Any, page: Page) -> list[Any]:
+    made, values = [], dict(zip(TUNABLE, page.fields(), strict=True))
+    about = {"label": "mode", "info": HINTS["mode"], "elem_id": "set-mode"}
+    made.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
+    for names in (TUNABLE[1:4], TUNABLE[4:]):
+        with gr.Row():
+            for name in names:
+                kind = gr.Textbox if name == "nu" else gr.Number
+                about = {"label": name, "info": HINTS[name], "elem_id": f"set-{name}"}
+                made.append(kind(values[name], min_width=150, **about))
     return made
-
-
-def _specimens(gr: Any) -> tuple[Any, Any]:
-    with gr.Row():
-        part = gr.Gallery(
-            label="The sub-unit", columns=8, height=150, interactive=False, buttons=[], elem_classes="part"
-        )
-        whole = gr.Gallery(label="Its unit, before the split", columns=8, height=150, interactive=False, buttons=[])
-    return part, whole
-
-
-def _on_choice(gr: Any, page: Page, table: Any, galleries: tuple[Any, Any]) -> None:
-    def choose(rows: Any, event: gr.SelectData) -> Any:
-        row = rows.iloc[event.index[0]]
-        sub_unit, unit = int(row["sub-unit"]), int(row["unit"])
-        return page.specimens.of_sub_unit(sub_unit), page.specimens.of_unit(unit)
-
-    table.select(choose, table, list(galleries), show_progress="hidden")
-
-
-def _file(text: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", prefix="steering-", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    return file.name
 
 
 def serve(
     steerer: Steerer,
     *,
-    examples: Sequence[Path] = (),
+    examples: Sequence[Example] = (),
     host: str = "127.0.0.1",
     port: int | None = None,
     share: bool = False,
@@ -297,14 +258,17 @@ def serve(
         examples: pictures to choose from.
         host: who may see it; by default this machine alone.
         port: by default the first that is free from 7860 on.
-        share: a public address through Gradio's servers, only where it is wished for.
+        share: a public address through Gradio's servers, only where it is wished for; then files may have 5 MB and
+            a visitor may press 20 times a minute.
         auth: a name and a password that visitors have to give.
         browse: whether a browser opens.
         wait: whether the call lasts as long as the page.
         told: told the page's address.
     """
-    app = make_app(steerer, examples)
-    # A few at a time; who comes when many wait is told so. Public pages take smaller files.
+    gr = backends.require("gradio", "the demo")
+    page = Page(steerer, examples)
+    app = make_app(page, pace=Pace(20, 120) if share else None)
+    # A few at a time; who comes when many wait is told so.
     app.queue(max_size=16 if share else 64, default_concurrency_limit=4)
     _, address, public = app.launch(
         server_name=host,
@@ -314,12 +278,18 @@ def serve(
         inbrowser=browse,
         prevent_thread_lock=True,
         max_file_size="5mb" if share else "50mb",
-        css=CSS,
-        allowed_paths=[str(path.parent) for path in examples],
+        css=widgets.asset("style.css"),
+        theme=gr.themes.Base(  # its own fonts only: others would be fetched
+            primary_hue="indigo",
+            neutral_hue="slate",
+            font=["system-ui", "sans-serif"],
+            font_mono=["ui-monospace", "monospace"],
+        ),
         quiet=True,
         ssr_mode=False,
         show_error=True,
     )
+    threading.Thread(target=page.warm_up, daemon=True).start()
     if told is not None:
         told(public or address)
     if wait:

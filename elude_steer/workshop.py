@@ -107,7 +107,8 @@ def export(
 
     hide_loading_bars()
     steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
-    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.where or None, **settings_of(chosen))
+    where = chosen.mask or chosen.where or None
+    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=where, **settings_of(chosen))
     click.echo(export(steerer, plan, out))
 
 
@@ -145,7 +146,7 @@ def demo(
     if auth is not None and not (name and colon and password):
         raise SpecError(f"--auth is '{auth}'; it is a name and a password: --auth me:secret.")
     backends.require("gradio", "the demo")
-    from elude_steer.pages import pictures_of
+    from elude_steer.pages import examples_of
     from elude_steer.steering import Steerer
     from elude_steer.webapp import serve
 
@@ -153,7 +154,7 @@ def demo(
     steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     serve(
         steerer,
-        examples=pictures_of(steerer.atlas.name),
+        examples=examples_of(steerer.atlas.name),
         host=host,
         port=port,
         share=share,

@@ -1,5 +1,6 @@
 import json
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,13 +204,13 @@ def test_a_mask_equals_itself_drawn_pixel_by_pixel(seed, rows, columns, high, wi
 @pytest.mark.parametrize(
     "where",
     [
-        "10,10,20,20", 5, [0, 0, 5], [], [[1, 2], [3]], ["a", "b", "c", "d"], np.ones((2, 2, 3)), np.array([["a"]]),
+        "10,10,20,20", Path("no-such-mask.png"), 5, [0, 0, 5], [], [[1, 2], [3]], ["a", "b", "c", "d"], np.ones((2, 2, 3)), np.array([["a"]]),
         np.ones((0, 4)),
     ],
     ids=repr,
 )  # fmt: skip
 def test_what_is_neither_box_nor_mask(where):
-    with pytest.raises(SpecError, match=r"^where is a box \(left, top, right, bottom in pixels\) or a mask of two dim"):
+    with pytest.raises(SpecError, match=r"^where is a box \(left, top, right, bottom in pixels\), a mask, or the file"):
         Region.of(where)
 
 
