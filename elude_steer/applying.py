@@ -26,7 +26,7 @@ from elude_steer.vlm import PROMPT, Vlm
 BATCH = 160  # tiles that go through the model together
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Applier:
     """A model, the atlas of one of its layers and a matcher: captions under ready plans."""
 
@@ -82,6 +82,9 @@ class Applier:
                 f"layer '{vlm.layer_name}' is a {type(vlm.layer).__name__}; only nn.Linear can be steered."
             )
         return cls(vlm, atlas, matcher)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {type(self.vlm.model).__name__}, {self.atlas!r}>"
 
     @property
     def defaults(self) -> Mapping[str, Any]:

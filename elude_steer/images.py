@@ -109,6 +109,8 @@ def _decoded(data: bytes) -> Any:
             return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
     except UnidentifiedImageError as error:
         raise ImageError("no image in a format that Pillow knows") from error
+    except (OSError, SyntaxError) as error:  # Pillow's words for files that end too early or are damaged inside
+        raise ImageError(f"the file is damaged ({error})") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"it has more than {MOST_PIXELS:,} pixels") from error
 

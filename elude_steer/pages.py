@@ -223,7 +223,7 @@ class Page:
     def search(self, word: str) -> str:
         """The sub-units that match a word."""
         atlas = self.steerer.atlas
-        matches = atlas.named().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="similarity")
+        matches = atlas.named().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="label")
         rows = [
             ({"sub_unit": m.sub_unit}, (m.label, round(m.similarity, 2), round(m.score, 1), m.unit, m.sub_unit))
             for m in matches

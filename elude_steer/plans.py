@@ -148,7 +148,7 @@ class Concept:
         return bool(self.edits) and self.edits[0].kind == "set"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything that will happen to a picture, before it happens.
 
@@ -219,6 +219,9 @@ class Plan:
             for c in values["concepts"]
         )
         return cls(concepts, Region.from_dict(values.get("where")), values["atlas"], values["weights"])
+
+    def __repr__(self) -> str:
+        return str(self)  # of a thousand edits nobody wants to see the fields
 
     def __str__(self) -> str:
         if not self.concepts:

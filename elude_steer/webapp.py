@@ -5,6 +5,7 @@ hosts, and every visitor has a session of their own.
 """
 
 import html
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,24 @@ from typing import Any
 
 from elude_steer import backends, fragments, widgets
 from elude_steer.errors import EludeSteerError
-from elude_steer.pages import HINTS, TUNABLE, Example, Pace, Page, Picture, StoppedError, Wanted, edit_name, read_recipe
+from elude_steer.pages import (
+    HINTS,
+    TUNABLE,
+    Example,
+    Pace,
+    Page,
+    Picture,
+    StoppedError,
+    Wanted,
+    edit_name,
+    examples_of,
+    read_recipe,
+)
 from elude_steer.steering import Steerer
 from elude_steer.vlm import PROMPT
 
 BEGIN = "Pick a word to remove or to add, and press Steer."
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Before the press reaches the server, the mark on the easel is put in its place among the inputs.
 _WITH_MARK = "(picture, mark, ...rest) => [picture, window.eludeSteerMark(), ...rest]"
 
@@ -155,20 +169,19 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     pressed = [picture, mark, *words]
     answered = [easel, said, reasons, specimen, taken]
     heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
-    quiet = {"show_progress": "hidden"}
     filled = [picture, easel, said, *words]
-    examples.select(choose, None, [picture, easel, edits, said], **quiet)
-    bring.upload(took, bring, [picture, easel, edits, said], **quiet)
+    examples.select(choose, None, [picture, easel, edits, said], **_QUIET)
+    bring.upload(took, bring, [picture, easel, edits, said], show_progress="hidden", api_name="bring")
     press.click(steer, pressed, answered, **heavy, api_name="steer")
-    tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]})
-    stop.click(_stopper(gr, page), None, None, queue=False, **quiet)
-    tried.select(use, None, values, **quiet).then(steer, pressed, answered, **heavy)
-    reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **quiet)
+    tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
+    stop.click(_stopper(gr, page), None, None, queue=False, **_QUIET)
+    tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
+    reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **_QUIET)
     for table in (reasons, specimen):
-        table.select(explain, None, specimen, **quiet)
-    edits.select(begin, None, filled, **quiet).then(steer, pressed, answered, **heavy)
-    shipped.input(fetch, shipped, filled, **quiet)
-    given.upload(load, given, filled, **quiet)
+        table.select(explain, None, specimen, **_QUIET)
+    edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
+    shipped.input(fetch, shipped, filled, **_QUIET)
+    given.upload(load, given, filled, **_QUIET)
 
 
 def _explore_tab(gr: Any, page: Page) -> None:
@@ -189,11 +202,10 @@ def _explore_tab(gr: Any, page: Page) -> None:
     def explain(event: gr.EventData) -> Any:
         return _told(lambda: page.specimen(event.sub_unit))
 
-    quiet = {"show_progress": "hidden"}
-    word.submit(search, word, [found, specimen], **quiet)
-    concepts.select(pick, None, [word, found, specimen], **quiet)
+    word.submit(search, word, [found, specimen], **_QUIET)
+    concepts.select(pick, None, [word, found, specimen], **_QUIET)
     for table in (found, specimen):
-        table.select(explain, None, specimen, **quiet)
+        table.select(explain, None, specimen, **_QUIET)
 
 
 def _stopper(gr: Any, page: Page) -> Callable[..., None]:
@@ -242,8 +254,8 @@ def _settings(gr: Any, page: Page) -> list[Any]:
 def serve(
     steerer: Steerer,
     *,
-    examples: Sequence[Example] = (),
-    host: str = "127.0.0.1",
+    examples: Sequence[Example] | None = None,
+    host: str | None = None,
     port: int | None = None,
     share: bool = False,
     auth: tuple[str, str] | None = None,
@@ -255,29 +267,31 @@ def serve(
 
     Args:
         steerer: what it steers.
-        examples: pictures to choose from.
-        host: who may see it; by default this machine alone.
+        examples: pictures to choose from; by default those of the shipped recipes for the atlas.
+        host: who may see it; by default what GRADIO_SERVER_NAME says, or else this machine alone. Where others may,
+            files are held to 5 MB and a visitor to 20 presses a minute.
         port: by default the first that is free from 7860 on.
-        share: a public address through Gradio's servers, only where it is wished for; then files may have 5 MB and
-            a visitor may press 20 times a minute.
+        share: a public address through Gradio's servers, with the same limits.
         auth: a name and a password that visitors have to give.
         browse: whether a browser opens.
         wait: whether the call lasts as long as the page.
         told: told the page's address.
     """
     gr = backends.require("gradio", "the demo")
-    page = Page(steerer, examples)
-    app = make_app(page, pace=Pace(20, 120) if share else None)
+    page = Page(steerer, examples_of(steerer.atlas.name) if examples is None else examples)
+    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    public = share or host not in ("127.0.0.1", "localhost", "::1")
+    app = make_app(page, pace=Pace(20, 120) if public else None)
     # A few at a time; who comes when many wait is told so.
-    app.queue(max_size=16 if share else 64, default_concurrency_limit=4)
-    _, address, public = app.launch(
+    app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
+    _, address, shared = app.launch(
         server_name=host,
         server_port=port,
         share=share,
         auth=auth,
         inbrowser=browse,
         prevent_thread_lock=True,
-        max_file_size="5mb" if share else "50mb",
+        max_file_size="5mb" if public else "50mb",
         css=widgets.asset("style.css"),
         theme=gr.themes.Base(  # its own fonts only: others would be fetched
             primary_hue="indigo",
@@ -291,7 +305,7 @@ def serve(
     )
     threading.Thread(target=page.warm_up, daemon=True).start()
     if told is not None:
-        told(public or address)
+        told(shared or address)
     if wait:
         app.block_thread()
     return app

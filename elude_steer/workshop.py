@@ -146,7 +146,6 @@ def demo(
     if auth is not None and not (name and colon and password):
         raise SpecError(f"--auth is '{auth}'; it is a name and a password: --auth me:secret.")
     backends.require("gradio", "the demo")
-    from elude_steer.pages import examples_of
     from elude_steer.steering import Steerer
     from elude_steer.webapp import serve
 
@@ -154,7 +153,6 @@ def demo(
     steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     serve(
         steerer,
-        examples=examples_of(steerer.atlas.name),
         host=host,
         port=port,
         share=share,

@@ -107,7 +107,7 @@ mark.onkeydown = (event) => {
 
 // ---- pictures that are dropped or pasted go the way of those that are chosen
 function bring(files) {
-  const file = [...files].find(Boolean), input = document.querySelector('#bring input[type=file]');
+  const file = [...files].find(Boolean), input = document.querySelector('input[type=file]:has(+ #bring)');
   if (!file || !input) return;
   const list = new DataTransfer();
   list.items.add(file);

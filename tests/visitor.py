@@ -1,0 +1,170 @@
+"""The demo served as the command serves it, and somebody who visits it with a browser."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WIDE, PHONE = (1440, 900), (390, 844)
+WAIT = 60_000  # milliseconds; a busy machine is slow
+EXAMPLES = ("cats", "dog", "frisbee", "teddy", "train")
+
+
+@contextmanager
+def served(*options, command=None):
+    """The page in a process of its own; gives its address and the process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = command or [sys.executable, "-m", "elude_steer", "demo", "--no-browser", *options]
+    process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
+    said = []
+    try:
+        for line in iter(process.stderr.readline, ""):
+            said.append(line)
+            if line.startswith("http"):
+                break
+        else:
+            raise RuntimeError(f"the demo did not start: {''.join(said)}")
+        yield f"http://127.0.0.1:{port}/", process
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stderr.close()
+
+
+@contextmanager
+def chromium():
+    """Debian's browser under playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Visitor:
+    """One session in a browser; `problems` collects what went wrong on the way."""
+
+    def __init__(self, browser, address, *, size=WIDE, scheme="light", touch=False):
+        self.address, self.problems = address, []
+        viewport = {"width": size[0], "height": size[1]}
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme, has_touch=touch)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        # Gradio closes the streams of its answers from the page's side, which counts as failed.
+        self.page.on(
+            "requestfailed", lambda r: None if "/queue/data" in r.url else self.problems.append(f"lost {r.url}")
+        )
+        self.page.on("request", lambda r: None if self._local(r.url) else self.problems.append(f"outside: {r.url}"))
+        self.page.on("response", lambda r: self.problems.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+        start = time.perf_counter()
+        self.page.goto(address)
+        self.page.wait_for_selector("#press", timeout=WAIT)
+        self.page.wait_for_selector("#easel .shown", timeout=WAIT)
+        self.opened = time.perf_counter() - start
+
+    def _local(self, url):
+        return url.startswith((self.address, "data:", "blob:"))
+
+    def close(self):
+        self.context.close()
+
+    def example(self, name):
+        """Chooses a picture, and waits until it is there."""
+        self._change("#easel .shown", "src", lambda: self.page.locator(f"#examples [title={name}]").click())
+
+    def _change(self, where, attribute, act):
+        before = self.page.locator(where).get_attribute(attribute)
+        pressed = self.page.locator("#examples [aria-pressed=true]").get_attribute("title")
+        act()
+        now = self.page.locator("#examples [aria-pressed=true]").get_attribute("title")
+        if now != pressed:
+            self.page.wait_for_function(
+                "([where, name, before]) => document.querySelector(where).getAttribute(name) !== before",
+                arg=[where, attribute, before],
+                timeout=WAIT,
+            )
+
+    def words(self, box, *given):
+        """Puts words in the place of those that stand in a box."""
+        clear = self.page.locator(f"#{box} .remove-all")
+        if clear.count() and clear.is_visible():
+            clear.click()
+        for word in given:
+            self.page.locator(f"#{box} input").click()
+            self.page.locator(f"#{box} input").fill(word)
+            self.page.keyboard.press("Enter")
+        self.page.keyboard.press("Escape")
+
+    def press(self, button="#press", where="#said"):
+        """Presses, waits for the answer and reads it."""
+        before = self.start(button, where)
+        return self.answer(before, where)
+
+    def start(self, button="#press", where="#said"):
+        before = self.html(where)
+        self.page.locator(button).click()
+        return before
+
+    def html(self, where="#said"):
+        """What stands there, without Gradio's own signs of work."""
+        return self.page.locator(f"{where} [id^=html-]").inner_html()
+
+    def answer(self, before, where="#said"):
+        self.page.wait_for_function(
+            """([where, before]) => document.querySelector(`${where} [id^=html-]`).innerHTML !== before
+            && [...document.querySelectorAll('.card, .complaint, tr, .hint, .specimens, .code')]
+                .some((one) => one.closest(where))
+            && !document.querySelector(`${where} .pending, ${where} .generating`)""",
+            arg=[where, before],
+            timeout=WAIT,
+        )
+        return self.page.locator(where).inner_text()
+
+    def captions(self):
+        """What the page says: baseline and steered."""
+        return tuple(self.page.locator(f"#said .{kind} p").inner_text() for kind in ("baseline", "steered"))
+
+    def open(self, accordion):
+        self.page.locator(f"#{accordion} > button, #{accordion} .label-wrap").first.click()
+        self.page.wait_for_timeout(300)
+
+    def tab(self, name):
+        self.page.get_by_role("tab", name=name).click()
+
+    def paint(self, *points, brush=None):
+        """Drags the brush over points, given as shares of the picture."""
+        button = self.page.locator("#easel .brush")
+        if button.get_attribute("aria-pressed") != "true":
+            button.click()
+        if brush is not None:
+            self.page.locator("#easel .tools input").fill(str(brush))
+        self.page.locator("#easel .stage").scroll_into_view_if_needed()
+        box = self.page.locator("#easel .mark").bounding_box()
+        at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+        self.page.mouse.move(*at[0])
+        self.page.mouse.down()
+        for x, y in at[1:]:
+            self.page.mouse.move(x, y, steps=6)
+        self.page.mouse.up()
+
+    def mark(self):
+        return self.page.evaluate("window.eludeSteerMark()")
+
+    def bring(self, path, button="bring"):
+        self.page.locator(f"input[type=file]:has(+ #{button})").set_input_files(path)
+
+    def shot(self, path, whole=False):
+        self.page.mouse.move(0, 0)
+        self.page.wait_for_timeout(400)
+        self.page.screenshot(path=str(path), full_page=whole)
+
+    def too_wide(self):
+        """How many pixels the page is wider than its window."""
+        return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
