@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,7 +179,7 @@ def hide_loading_bars() -> None:
 def _region(text: str | None) -> tuple[float, ...] | str | None:
     from elude_steer.errors import SpecError
 
-    if text is None or Path(text).is_file():
+    if text is None or os.path.isfile(text):  # noqa: PTH113, a text that is too long for a name is no file
         return text
     try:
         numbers = tuple(float(part) for part in text.split(","))
@@ -193,7 +194,7 @@ def _region(text: str | None) -> tuple[float, ...] | str | None:
 
 
 def _nu(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
+    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
 
 
 def _save_maps(result: Any, path: Path) -> None:

@@ -103,6 +103,8 @@ def _decoded(data: bytes) -> Any:
 
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if image.format == "EPS":
+                raise ImageError("EPS is a program that draws, not a picture; save it as PNG")
             pixels = image.width * image.height
             if pixels > MOST_PIXELS:  # refused before anything is decoded
                 raise ImageError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")

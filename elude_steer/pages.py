@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import threading
-import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from contextvars import copy_context
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
-import numpy as np
 from PIL import Image
 
 from elude_steer import fragments
-from elude_steer.documents import dump_document, parse_document
-from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.errors import ImageError, SpecError
 from elude_steer.figures import data_uri, fitted
 from elude_steer.images import open_image
 from elude_steer.plans import Settings
-from elude_steer.recipe import Recipe, SteeringSpec, StepSpec, list_recipes, load_recipe
 from elude_steer.results import SteeredCaption
 from elude_steer.specimens import Specimens
 from elude_steer.steering import Steerer
 from elude_steer.tuning import Found, known_as, tune
+from elude_steer.visiting import (
+    SHOWN,
+    SIGNS,
+    Board,
+    Example,
+    Picture,
+    StoppedError,
+    Wanted,
+    edit_name,
+    placed,
+    python_call,
+    recipe_text,
+)
 from elude_steer.vlm import PROMPT, telling
 
-SHOWN = 480  # pixels of the longer side of pictures in the page
+T = TypeVar("T")
 TUNABLE = ("mode", "kappa", "nu", "gamma", "alpha", "beta", "fill")
 # One line each, for people who have not read the paper.
 HINTS: Mapping[str, str] = {
@@ -41,62 +48,6 @@ HINTS: Mapping[str, str] = {
     "beta": "how strongly added words are set (place)",
     "fill": "how many sub-units of the surroundings take a removed word's place (place); 0 leaves a hole",
 }
-SIGNS = {"minus": "\N{MINUS SIGN} ", "plus": "+ "}
-_LONGEST_MARK = 2_000_000  # characters; a mark of the page is a small part of that
-
-
-class StoppedError(EludeSteerError):
-    """Somebody pressed stop, or went away."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture of a visitor, as it came: a file's bytes, and what the file is called."""
-
-    name: str
-    data: bytes
-
-    @classmethod
-    def of(cls, path: str | Path, name: str | None = None) -> Picture:
-        """The picture of a file; raises where it is none."""
-        try:
-            picture = cls(name or Path(path).name, Path(path).read_bytes())
-        except OSError as error:
-            raise ImageError(f"'{Path(path).name}' cannot be read: {error.strerror or error}.") from error
-        picture.opened()
-        return picture
-
-    def opened(self) -> Any:
-        """Its pixels."""
-        try:
-            return open_image(self.data)
-        except ImageError as error:
-            raise ImageError(str(error).replace("the given bytes", f"'{Path(self.name).name}'")) from error
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What stands in the page when somebody presses: everything that makes a caption."""
-
-    picture: Picture | None
-    mark: str | None
-    minus: tuple[str, ...]
-    plus: tuple[str, ...]
-    prompt: str
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Example:
-    """A picture that comes with a recipe, and the recipe's edits."""
-
-    path: Path
-    recipe: Recipe
-
-    @property
-    def name(self) -> str:
-        """What its file is called, without the part that all have."""
-        return self.path.stem.removeprefix(f"{self.recipe.atlas}-")
 
 
 class Page:
@@ -108,12 +59,18 @@ class Page:
         self.own = Settings.of(steerer.defaults)
         self.words = list(steerer.atlas.named().counts)
         self._running: dict[str, threading.Event] = {}
+        # Two threads for all that is heavy, always the same: each keeps memory of its own for what it once computed.
+        self._workers = ThreadPoolExecutor(2)
 
     def warm_up(self) -> None:
         """Does everything once, so that the first visitor does not wait for what only the first call does."""
         blank = Image.new("RGB", (64, 64))
         plan, _ = self.steerer.planned(self.words[:1])
         self.views(self.steerer.explain(blank, plan, max_new_tokens=2))
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Does something heavy, when it is its turn."""
+        return self._workers.submit(copy_context().run, job).result()
 
     @contextmanager
     def working(self, visitor: str, told: Callable[[int], object] = lambda tokens: None) -> Iterator[None]:
@@ -142,12 +99,12 @@ class Page:
     def settings(self, values: Sequence[Any]) -> dict[str, Any]:
         """What stands in the folded settings, as far as it differs from the atlas's own."""
         given = dict(zip(TUNABLE, values, strict=True))
-        text = str(given["nu"]).strip()
-        given["nu"] = int(text) if text.lstrip("-").isdecimal() else text
+        text = "" if given["nu"] is None else str(given["nu"]).strip()
+        given["nu"] = int(text) if text.removeprefix("-").isdecimal() else text
         for name in ("kappa", "fill"):
             if isinstance(given[name], float) and given[name].is_integer():
                 given[name] = int(given[name])
-        known = {field.name for field in fields(Settings)}
+        known = {one.name for one in fields(Settings)}
         return {
             name: value
             for name, value in given.items()
@@ -164,17 +121,34 @@ class Page:
         image = _pixels(wanted.picture)
         if not wanted.minus and not wanted.plus:
             raise SpecError("say what should go or come: pick a word, or type one.")
-        where, settings = region(wanted.mark), dict(wanted.settings)
-        if where is not None and wanted.plus:
-            settings["mode"] = "place"
+        where, settings = placed(wanted)
         plan, notes = self.steerer.planned(wanted.minus, wanted.plus, where, settings)
         return self.steerer.explain(image, plan, prompt=wanted.prompt or PROMPT, notes=notes)
+
+    def answered(self, board: Board, wanted: Wanted) -> tuple[Board, SteeredCaption]:
+        """Both captions of a picture, and the board with all there is to tell about them."""
+        result = self.steer(wanted)
+        view, reasons, taken = self.views(result), self.reasons(result), self.take_home(wanted)
+        return replace(board, view=view, reasons=reasons, taken=taken), result
+
+    def board(self, number: int, step: int | None = None) -> Board:
+        """An example that was chosen, with the region of one of its edits marked where it has one."""
+        example = self.examples[number]
+        picture = Picture.of(example.path)
+        box = () if step is None else example.recipe.steps[step].where
+        return Board(picture, self.view(picture, box), self.edits(number))
+
+    def brought(self, picture: Picture) -> Board:
+        """A picture that somebody brought."""
+        return Board(picture, self.view(picture))
 
     def find(self, wanted: Wanted) -> Found:
         """Captions under a dozen settings around the atlas's own, best first."""
         image = _pixels(wanted.picture)
         if len(wanted.minus) != 1 or len(wanted.plus) > 1:
             raise SpecError("settings are tried for one word that goes, and at most one that comes in its place.")
+        if wanted.mark:
+            raise SpecError("settings are tried where the word fires, and there is a mark; clear it first.")
         own, grid = self.own, {name: [value] for name, value in wanted.settings.items()}
         grid["kappa"] = _around(own.kappa, (2 / 3, 1, 5 / 3))
         grid["nu"] = ["all", 10, 50] if isinstance(own.nu, str) else _around(own.nu, (0.6, 1, 1.5, 3))
@@ -182,9 +156,12 @@ class Page:
         prompt = wanted.prompt or PROMPT
         return tune(self.steerer, image, minus=wanted.minus[0], plus=plus, grid=grid, prompt=prompt)
 
-    def view(self, picture: Picture) -> dict[str, Any]:
-        """The picture alone, as the page shows it."""
-        return {"views": [_view("picture", fitted(picture.opened(), SHOWN))], "chosen": 0, "fresh": True}
+    def view(self, picture: Picture, box: Sequence[float] = ()) -> dict[str, Any]:
+        """The picture alone, as the page shows it, with a box of pixels marked on it or none."""
+        image = picture.opened()
+        sides = (image.width, image.height) * 2
+        shares = [value / side for value, side in zip(box, sides, strict=bool(box))]
+        return {"views": [_view("picture", fitted(image, SHOWN))], "chosen": 0, "fresh": True, "box": shares}
 
     def views(self, result: SteeredCaption) -> dict[str, Any]:
         """The picture, and the picture with a heat map for each word; the first word's is in sight."""
@@ -237,7 +214,7 @@ class Page:
     def specimen(self, sub_unit: Any) -> str:
         """What a sub-unit fires for, beside its parent unit, and what else the unit was split into."""
         atlas = self.steerer.atlas
-        if not isinstance(sub_unit, int) or not 0 <= sub_unit < len(atlas):
+        if type(sub_unit) is not int or not 0 <= sub_unit < len(atlas):
             raise SpecError(f"there is no sub-unit {sub_unit}; atlas '{atlas.name}' has 0 to {len(atlas) - 1}.")
         labels, unit = atlas.named(), int(atlas.units[sub_unit])
         parts = [
@@ -257,10 +234,13 @@ class Page:
     def take_home(self, wanted: Wanted) -> str:
         """The present state as a recipe and as a Python call."""
         name = wanted.picture.name if wanted.picture else "photo.png"
-        marked = region(wanted.mark) is not None and bool(wanted.plus)
-        atlas = known_as(self.steerer)
-        recipe = recipe_text(name, wanted, atlas, mask="mark.png" if marked else None)
-        call = python_call(name, wanted, atlas, mask="mark.png" if marked else None)
+        where, settings = placed(wanted)
+        mask, atlas, wanted = (
+            "mark.png" if where is not None else None,
+            known_as(self.steerer),
+            replace(wanted, settings=settings),
+        )
+        recipe, call = recipe_text(name, wanted, atlas, mask=mask), python_call(name, wanted, atlas, mask=mask)
         return fragments.code("Recipe", recipe, save_as="steering.yaml") + fragments.code("The same in Python", call)
 
     def examples_strip(self) -> str:
@@ -278,94 +258,6 @@ class Page:
             fragments.choice(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
         ]
         return fragments.choices("Edits to try", buttons)
-
-
-class Pace:
-    """How often a page may be pressed within a minute, by one visitor and by all."""
-
-    def __init__(self, each: int, together: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.each, self.together, self.clock = each, together, clock
-        self._pressed: dict[str, deque[float]] = defaultdict(deque)
-        self._lock = threading.Lock()
-
-    def check(self, visitor: str) -> None:
-        """Counts one press; raises where there were too many."""
-        now = self.clock()
-        with self._lock:
-            for who in list(self._pressed):
-                pressed = self._pressed[who]
-                while pressed and now - pressed[0] > 60:
-                    pressed.popleft()
-                if not pressed:
-                    del self._pressed[who]
-            if len(self._pressed.get(visitor, ())) >= self.each:
-                raise SpecError(f"this page takes {self.each} presses a minute from one visitor; wait a little.")
-            if sum(map(len, self._pressed.values())) >= self.together:
-                raise SpecError("many people are on this page just now; try again in a minute.")
-            self._pressed[visitor].append(now)
-
-
-def region(mark: str | None) -> np.ndarray | None:
-    """What was marked with the brush, as a mask over the picture; None where nothing was."""
-    if not mark:
-        return None
-    try:
-        if not isinstance(mark, str) or len(mark) > _LONGEST_MARK:
-            raise ValueError("too long")
-        data = base64.b64decode(mark.partition(",")[2], validate=True)
-        with Image.open(io.BytesIO(data)) as image:
-            if max(image.size) > 4 * SHOWN:
-                raise ValueError("too large")
-            mask = np.asarray(image.convert("L")) > 127
-    except (OSError, ValueError) as error:
-        raise ImageError("what was marked did not arrive whole; mark it again.") from error
-    return mask if mask.any() else None
-
-
-def python_call(image: str, wanted: Wanted, atlas: str, *, mask: str | None = None) -> str:
-    """The call that does the same."""
-    parts = [repr(image)]
-    parts += [f"minus={list(wanted.minus)!r}"] if wanted.minus else []
-    parts += [f"plus={list(wanted.plus)!r}"] if wanted.plus else []
-    parts += [f"where={mask!r}"] if mask else []
-    parts += [f"{name}={value!r}" for name, value in wanted.settings.items()]
-    parts += [f"prompt={wanted.prompt!r}"] if wanted.prompt not in ("", PROMPT) else []
-    parts += [f"atlas={atlas!r}"] if atlas != "toyland" else []
-    return f"import elude_steer as es\n\nes.steer({', '.join(parts)}).caption"
-
-
-def recipe_text(image: str, wanted: Wanted, atlas: str, *, mask: str | None = None) -> str:
-    """The present state as a recipe; the picture is left to the command line, which stands in its first lines."""
-    step = StepSpec(wanted.minus, wanted.plus, mask=mask, settings=SteeringSpec(**wanted.settings))
-    document = Recipe("from-the-demo", atlas, (step,), prompt=wanted.prompt or PROMPT)
-    picture = f"'{image}'" if " " in image else image
-    lines = [f"# {edit_name(step)}, from the demo.", "#", f"#   elude-steer run steering.yaml --image {picture}"]
-    return "\n".join([*(line.replace("\r", " ") for line in lines), "", dump_document(document, brief=True)])
-
-
-def edit_name(step: StepSpec) -> str:
-    """What an edit does, in signs and words."""
-    words = [("minus", word) for word in step.minus] + [("plus", word) for word in step.plus]
-    return " ".join(SIGNS[role] + word for role, word in words) or "nothing"
-
-
-def read_recipe(path: str | Path) -> Recipe:
-    """A recipe that somebody gives to the page; its pictures are theirs, not files of this machine."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("the recipe cannot be read as UTF-8 text; give a YAML file.") from error
-    recipe = parse_document(Recipe, text, "the recipe")
-    if not recipe.steps:
-        raise SpecError("the recipe has no steps; it needs at least one, with minus or plus words.")
-    return replace(recipe, image=None, steps=tuple(replace(step, mask=None) for step in recipe.steps))
-
-
-def examples_of(atlas: str) -> list[Example]:
-    """The shipped recipes for an atlas whose pictures are at hand."""
-    recipes = [load_recipe(one.name) for one in list_recipes() if one.kind == "steering"]
-    mine = [one for one in recipes if one.atlas == atlas and one.image and Path(one.image).is_file()]
-    return [Example(Path(str(one.image)), one) for one in mine]
 
 
 def _pixels(picture: Picture | None) -> Any:

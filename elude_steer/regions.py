@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from elude_steer.errors import SpecError
 from elude_steer.images import open_image
+
+_WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Region:
         """A region from a box, an array or a black and white picture (or its file); None stays None."""
         if where is None or isinstance(where, Region):
             return where
-        if isinstance(where, str | os.PathLike) and Path(where).is_file():
+        if isinstance(where, str | os.PathLike):
+            if not os.path.isfile(where):  # noqa: PTH113, a text that is too long for a name is no file
+                raise SpecError(f"{_WHERE} There is no file '{where}'.")
             where = open_image(where)
         try:
             array = np.asarray(where.convert("L") if hasattr(where, "convert") else where)
@@ -44,7 +47,7 @@ class Region:
                 raise SpecError(f"the box {tuple(array.tolist())} is empty; give left, top, right, bottom in pixels.")
             return cls(box=(left, top, right, bottom))
         if array.ndim != 2 or not array.size or not (numbers or array.dtype == bool):
-            raise SpecError("where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask.")
+            raise SpecError(_WHERE)
         marked = array > (array.max() / 2 if array.dtype == np.uint8 else 0)
         if not marked.any():
             raise SpecError("the mask marks nothing; mark the region white, or give none.")

@@ -13,12 +13,12 @@ from typing import Any
 
 from elude_steer import backends, fragments, widgets
 from elude_steer.errors import EludeSteerError
-from elude_steer.pages import (
-    HINTS,
-    TUNABLE,
+from elude_steer.pages import HINTS, TUNABLE, Page
+from elude_steer.steering import Steerer
+from elude_steer.visiting import (
+    Board,
     Example,
     Pace,
-    Page,
     Picture,
     StoppedError,
     Wanted,
@@ -26,13 +26,12 @@ from elude_steer.pages import (
     examples_of,
     read_recipe,
 )
-from elude_steer.steering import Steerer
 from elude_steer.vlm import PROMPT
 
 BEGIN = "Pick a word to remove or to add, and press Steer."
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Before the press reaches the server, the mark on the easel is put in its place among the inputs.
-_WITH_MARK = "(picture, mark, ...rest) => [picture, window.eludeSteerMark(), ...rest]"
+_WITH_MARK = "(board, mark, ...rest) => [board, window.eludeSteerMark(), ...rest]"
 
 
 def make_app(page: Page, *, pace: Pace | None = None) -> Any:
@@ -57,19 +56,19 @@ def make_app(page: Page, *, pace: Pace | None = None) -> Any:
 
 
 def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
-    first = Picture.of(page.examples[0].path) if page.examples else None
-    picture = gr.State(first)
+    first = page.board(0) if page.examples else Board()
+    board = gr.State(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
             with gr.Row(equal_height=True):
                 examples = widgets.choices("examples", page.examples_strip())
                 bring = gr.UploadButton("Bring a picture", size="sm", elem_id="bring", scale=0, min_width=130)
-            easel = widgets.easel("easel", page.view(first) if first else {})
+            easel = widgets.easel("easel", first.view)
         with gr.Column(scale=6, min_width=300):
             with gr.Row():
                 minus = _words(gr, page, "Remove", "minus")
                 plus = _words(gr, page, "Add", "plus")
-            edits = widgets.choices("edits", page.edits(0) if first else "")
+            edits = widgets.choices("edits", first.edits)
             with gr.Row():
                 press = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
                 stop = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
@@ -82,96 +81,89 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
                     tune = gr.Button("Find good settings", size="sm", elem_id="tune")
                 tried = widgets.choices("tried")
             with gr.Accordion("Why", open=False, elem_id="why"):
-                reasons = widgets.choices("reasons", fragments.table("The sub-units that were changed", (), []))
+                reasons = widgets.choices("reasons", first.reasons)
                 specimen = widgets.choices("specimen")
             with gr.Accordion("Recipe and Python", open=False, elem_id="recipe"):
-                taken = widgets.choices("taken", fragments.table("The present state to take home", (), []))
+                taken = widgets.choices("taken", first.taken)
                 with gr.Row():
                     shipped = gr.Dropdown(_recipes(page), value=None, label="Load a recipe", elem_id="shipped")
                     given = gr.UploadButton("… or a file", size="sm", elem_id="given", file_types=[".yaml", ".yml"])
     mark = gr.Textbox(visible=False)  # never shown: the easel's mark comes in its place
     words = [minus, plus, prompt, *values]
 
-    def wanted(picture: Any, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> Wanted:
+    def wanted(board: Board, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> Wanted:
         given = page.settings(values)
-        return Wanted(picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
+        return Wanted(board.picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
 
     def choose(event: gr.EventData) -> Any:
-        number = event.example
-        taken = Picture.of(page.examples[number].path)
-        return taken, page.view(taken), page.edits(number), fragments.hint(BEGIN)
+        return *shown(page.board(event.example)), fragments.hint(BEGIN)
 
-    def took(path: Any) -> Any:
+    def took(path: Any, board: Board) -> Any:
         try:
-            taken = Picture.of(path)
+            return *shown(page.brought(Picture.of(path))), fragments.hint(BEGIN)
         except EludeSteerError as error:
-            return gr.skip(), gr.skip(), gr.skip(), fragments.complaint(error)
-        return taken, page.view(taken), "", fragments.hint(BEGIN)
+            return *shown(board), fragments.complaint(error)
 
     def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
-        visitor = str(request.session_hash)
         try:
-            if pace:
-                pace.check(visitor)
             asked = wanted(*inputs)
-            with page.working(visitor, lambda tokens: progress(None, desc=f"{tokens} words or parts of them")):
-                answer = page.steer(asked)
+            with working(request, progress):
+                board, answer = page.run(lambda: page.answered(inputs[0], asked))
         except StoppedError:
-            yield gr.skip(), fragments.hint("Stopped."), gr.skip(), gr.skip(), gr.skip()
-            return
+            return *shown(inputs[0]), fragments.hint("Stopped.")
         except EludeSteerError as error:
-            yield gr.skip(), fragments.complaint(error), gr.skip(), gr.skip(), gr.skip()
-            return
-        yield gr.skip(), fragments.captions(answer), gr.skip(), gr.skip(), gr.skip()
-        yield page.views(answer), gr.skip(), page.reasons(answer), "", page.take_home(asked)
+            return *shown(inputs[0]), fragments.complaint(error)
+        return *shown(board), fragments.captions(answer)
 
     def find(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
-        visitor = str(request.session_hash)
         try:
-            if pace:
-                pace.check(visitor)
-            with page.working(visitor, lambda tokens: progress(None, desc=f"a dozen settings, token {tokens}")):
-                found = page.find(wanted(*inputs))
+            asked = wanted(*inputs)
+            with working(request, progress):
+                return page.tried(page.run(lambda: page.find(asked)))
         except StoppedError:
             return fragments.hint("Stopped.")
         except EludeSteerError as error:
             return fragments.complaint(error)
-        return page.tried(found)
+
+    def working(request: Any, progress: Any) -> Any:
+        visitor = str(request.session_hash)
+        if pace:
+            pace.check(visitor)
+        return page.working(visitor, lambda tokens: progress(None, desc=f"{tokens} words or parts of words"))
 
     def use(event: gr.EventData) -> Any:
         return page.fields({name: event._data[name] for name in TUNABLE if name in event._data})
 
-    def fill(recipe: Any, step: int, note: str = "") -> Any:
+    def fill(board: Board, recipe: Any, step: int, note: str = "") -> Any:
         edit = recipe.steps[step]
-        taken = Picture.of(recipe.image) if recipe.image else None
-        shown = (taken, page.view(taken)) if taken else (gr.skip(), gr.skip())
         said = fragments.hint(note or f"{edit_name(edit)}: press Steer.")
-        return [*shown, said, list(edit.minus), list(edit.plus), recipe.prompt, *page.fields(vars(edit.settings))]
+        given = [list(edit.minus), list(edit.plus), recipe.prompt, *page.fields(vars(edit.settings))]
+        return *shown(board), said, *given
 
     def begin(event: gr.EventData) -> Any:
-        return fill(page.examples[event.example].recipe, event.step)
+        return fill(page.board(event.example, event.step), page.examples[event.example].recipe, event.step)
 
     def fetch(chosen: str) -> Any:
         number, step = map(int, chosen.split("/"))
-        return fill(page.examples[number].recipe, step)
+        return fill(page.board(number, step), page.examples[number].recipe, step)
 
-    def load(path: Any) -> Any:
+    def load(path: Any, board: Board, *words: Any) -> Any:
         try:
             recipe = read_recipe(path)
-            note = f"The first of {len(recipe.steps)} edits; bring its picture, and press Steer."
-            return fill(recipe, 0, note if len(recipe.steps) > 1 else "")
         except EludeSteerError as error:
-            return [gr.skip(), gr.skip(), fragments.complaint(error), *[gr.skip()] * len(words)]
+            return *shown(board), fragments.complaint(error), *words
+        notes = [f"The first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
+        notes += ["It has a region: mark it."] if recipe.steps[0].where or recipe.steps[0].mask else []
+        return fill(board, recipe, 0, " ".join([*notes, "Bring its picture, and press Steer."]))
 
     def explain(event: gr.EventData) -> Any:
         return _told(lambda: page.specimen(event.sub_unit))
 
-    pressed = [picture, mark, *words]
-    answered = [easel, said, reasons, specimen, taken]
+    # Every handler gives every value anew, changed or not: for `gr.skip` Gradio makes components that it never forgets.
+    pressed, answered = [board, mark, *words], [board, easel, edits, reasons, taken, said]
     heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
-    filled = [picture, easel, said, *words]
-    examples.select(choose, None, [picture, easel, edits, said], **_QUIET)
-    bring.upload(took, bring, [picture, easel, edits, said], show_progress="hidden", api_name="bring")
+    examples.select(choose, None, answered, **_QUIET)
+    bring.upload(took, [bring, board], answered, show_progress="hidden", api_name="bring")
     press.click(steer, pressed, answered, **heavy, api_name="steer")
     tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
     stop.click(_stopper(gr, page), None, None, queue=False, **_QUIET)
@@ -179,9 +171,15 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **_QUIET)
     for table in (reasons, specimen):
         table.select(explain, None, specimen, **_QUIET)
+    filled = [*answered, *words]
     edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
     shipped.input(fetch, shipped, filled, **_QUIET)
-    given.upload(load, given, filled, **_QUIET)
+    given.upload(load, [given, board, *words], filled, **_QUIET)
+
+
+def shown(board: Board) -> tuple[Any, ...]:
+    """A board, and its parts in the order of the page's outputs."""
+    return board, board.view, board.edits, board.reasons, board.taken
 
 
 def _explore_tab(gr: Any, page: Page) -> None:
@@ -302,8 +300,9 @@ def serve(
         quiet=True,
         ssr_mode=False,
         show_error=True,
+        run_history=False,  # nothing of what visitors do is kept
     )
-    threading.Thread(target=page.warm_up, daemon=True).start()
+    threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
     if told is not None:
         told(shared or address)
     if wait:

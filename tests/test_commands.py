@@ -1,15 +1,19 @@
 """The commands that steer, on toyland, as a user types them."""
 
 import json
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
 from elude_steer import toyland
 from elude_steer.cli import cli
+from elude_steer.errors import EludeSteerError, SpecError
+from elude_steer.plans import Plan
 
 
 @pytest.fixture(scope="module")
@@ -221,13 +225,56 @@ print(json.dumps(said))
     ],
 )
 def test_mistakes_are_one_line(arguments, message, picture, tmp_path, monkeypatch):
-    import re
-
-    from elude_steer.errors import EludeSteerError
-
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
     given = [a.format(picture=picture[0], folder=tmp_path) for a in arguments]
     with pytest.raises(EludeSteerError) as caught:
         ask(*given)
     assert re.search(message, str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+# Where
+
+
+def masked(path, mask):
+    Image.fromarray(mask).save(path)
+    return path
+
+
+@pytest.mark.parametrize("given", ["file", "box"])
+def test_where_is_what_it_is_in_python(steerer, picture, tmp_path, given):
+    path, scene = picture
+    mask = np.zeros((96, 96), bool)
+    mask[50:90, 8:60] = True
+    file = masked(tmp_path / "a mask.png", mask)
+    option, where = {"file": (file, mask), "box": ("8,50,60,90", (8, 50, 60, 90))}[given]
+    done = ask("steer", path, "--minus", scene.objects[0], "--plus", "boat", "--where", option, "--json")
+    told = json.loads(done.stdout)
+    result = steerer.steer(path, minus=[scene.objects[0]], plus=["boat"], where=where)
+    assert told["caption"] == result.caption
+    assert Plan.from_dict(told["plan"]) == result.plan
+    assert (told["plan"]["where"]["mask"] is None) is (given == "box")
+
+
+@pytest.mark.parametrize("where", ["nonsense", "none.png", "1,2,3", "1,2,3,x", "", "{folder}"])
+def test_a_where_that_is_neither_box_nor_file_is_one_line(picture, tmp_path, where):
+    where = where.format(folder=tmp_path)
+    said = rf"^--where is '{re.escape(where)}'; it is a box in pixels \(left,top,right,bottom, .*\), or the file of a"
+    with pytest.raises(SpecError, match=said) as caught:
+        ask("steer", picture[0], "--plus", "dog", "--where", where)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_text("no picture"), r"mask\.png' cannot be read as an image"),
+        (lambda path: masked(path, np.zeros((4, 4), bool)), "the mask marks nothing"),
+    ],
+)
+def test_a_file_that_is_no_mask_is_one_line(picture, tmp_path, write, message):
+    path = tmp_path / "mask.png"
+    write(path)
+    with pytest.raises(EludeSteerError, match=message) as caught:
+        ask("steer", picture[0], "--minus", "dog", "--plus", "cat", "--where", path, "--plan")
     assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ ORDER = [
     "contributions", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts", "labels", "manifest",
     "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions", "plans", "editing", "resuming",
     "applying", "fluency", "edits", "coco", "sweep", "tuning", "results", "steering", "exporting", "running", "report",
-    "specimens", "fragments", "pages", "widgets", "webapp", "commands", "workshop", "cli",
+    "specimens", "fragments", "visiting", "pages", "widgets", "webapp", "commands", "workshop", "cli",
 ]  # fmt: skip
 
 

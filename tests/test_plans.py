@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import ImageError, SpecError
 from elude_steer.plans import Concept, Edit, Plan, Settings
 from elude_steer.regions import Region
 
@@ -157,6 +157,38 @@ def test_masks_of_every_kind_mean_the_same(mask):
     assert covered(mask, 2, 3) == MASK.tolist()
 
 
+@pytest.mark.parametrize("name", ["mask.png", "with space.png", "1,2,3,4"])
+@pytest.mark.parametrize("format", ["PNG", "BMP", "GIF"])
+def test_a_mask_may_be_a_file(tmp_path, name, format):
+    Image.fromarray(MASK.astype(np.uint8) * 255).save(tmp_path / name, format)
+    assert Region.of(tmp_path / name) == Region.of(str(tmp_path / name)) == Region.of(MASK)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
+def test_a_file_of_any_mode_means_what_the_picture_does(tmp_path, mode):
+    picture = Image.fromarray(MASK.astype(np.uint8) * 255).convert(mode)
+    picture.save(tmp_path / "mask.png")
+    assert Region.of(tmp_path / "mask.png") == Region.of(picture) == Region.of(MASK)
+
+
+def test_a_file_is_found_from_the_folder_one_is_in(tmp_path, monkeypatch):
+    Image.fromarray(MASK.astype(bool)).save(tmp_path / "mask.png")
+    monkeypatch.chdir(tmp_path)
+    assert Region.of("mask.png") == Region.of(Path("mask.png")) == Region.of(MASK)
+
+
+def test_a_file_that_holds_no_mask(tmp_path):
+    path = tmp_path / "mask.png"
+    path.write_text("1,2,3,4")
+    with pytest.raises(ImageError, match=r"mask\.png' cannot be read as an image: no image in a format"):
+        Region.of(path)
+    Image.new("RGB", (3, 3)).save(path)
+    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white, or give none"):
+        Region.of(str(path))
+    with pytest.raises(SpecError, match=r"^where is a box"):
+        Region.of(tmp_path)  # a folder
+
+
 def test_greys_count_from_half_of_the_brightest():
     mask = np.array([[0, 60, 130, 240]], dtype=np.uint8)
     assert Region.of(mask).mask == ("0011",)
@@ -204,7 +236,8 @@ def test_a_mask_equals_itself_drawn_pixel_by_pixel(seed, rows, columns, high, wi
 @pytest.mark.parametrize(
     "where",
     [
-        "10,10,20,20", Path("no-such-mask.png"), 5, [0, 0, 5], [], [[1, 2], [3]], ["a", "b", "c", "d"], np.ones((2, 2, 3)), np.array([["a"]]),
+        "10,10,20,20", Path("no-such-mask.png"), 5,
+        [0, 0, 5], [], [[1, 2], [3]], ["a", "b", "c", "d"], np.ones((2, 2, 3)), np.array([["a"]]),
         np.ones((0, 4)),
     ],
     ids=repr,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -565,3 +566,116 @@ def test_a_build_spec_is_no_steering_recipe_and_the_other_way_round(mine):
 def test_a_missing_steering_recipe_is_named_with_the_closest():
     with pytest.raises(SpecError, match=r"'llava-dogs' is neither .* Did you mean 'llava-dog'\?"):
         load_recipe("llava-dogs")
+
+
+# Masks
+
+
+def test_a_mask_is_looked_for_beside_its_recipe(mine, monkeypatch, tmp_path):
+    text = "name: a\natlas: b\nsteps: [{plus: [dog], mask: marks/one.png}, {minus: [cat]}, {mask: /x/y.png}]\n"
+    path = mine(text)
+    wanted = [str(path.parent / "marks" / "one.png"), None, "/x/y.png"]
+    assert [step.mask for step in load_recipe(path).steps] == wanted
+    monkeypatch.chdir(tmp_path)
+    assert [step.mask for step in load_recipe("recipes/mine.yaml").steps] == wanted  # whatever the folder
+    assert load_recipe(mine(text.replace("marks/", "../"))).steps[0].mask == str(tmp_path / "one.png")
+    assert parse_document(Recipe, text).steps[0].mask == "marks/one.png"  # only a file has a place
+
+
+def test_without_a_mask_there_is_none(mine):
+    assert StepSpec().mask is None
+    assert [step.mask for step in load_recipe(mine()).steps] == [None, None]
+    assert load_recipe(mine(STEERING.replace("where: [1, 2.5, 30, 40]", "mask: null"))).steps[0].mask is None
+
+
+def test_only_one_thing_says_where(mine):
+    text = STEERING + "  - plus: [hat]\n    where: [1, 2, 3, 4]\n    mask: mark.png\n"
+    (problem,) = steering_problems(mine(text))
+    assert problem == ": step 3 has both where and mask; one says where to place."
+    assert load_recipe(mine(text.replace("    where: [1, 2, 3, 4]\n", ""))).steps[2].where == ()
+    assert load_recipe(mine(text.replace("    mask: mark.png\n", ""))).steps[2].mask is None
+
+
+@pytest.mark.parametrize("mask", ["[a.png]", "5", "''", "{a: b}", "None"])
+def test_a_mask_is_the_name_of_a_file(mine, mask):
+    (problem,) = steering_problems(mine(f"name: a\natlas: b\nsteps:\n  - plus: [dog]\n    mask: {mask}\n"))
+    assert problem.startswith(":5: steps[0].mask: wants text or null, not ")
+
+
+# Writing in brief
+
+
+def test_a_brief_text_of_every_shipped_recipe_reads_back_to_it():
+    kinds = set()
+    for shipped in list_recipes():
+        spec = check_recipe(shipped.path)
+        brief = dump_spec(spec, brief=True)
+        assert parse_document(type(spec), brief) == spec
+        assert len(brief) < len(dump_spec(spec))
+        assert "null" not in brief
+        kinds.add(type(spec))
+    assert kinds == {AtlasSpec, Recipe}
+
+
+def test_only_what_differs_is_written():
+    step = StepSpec(("dog",), settings=SteeringSpec(nu="all"))
+    assert yaml.safe_load(dump_spec(Recipe("a", "b", (step, StepSpec())), brief=True)) == {
+        "name": "a",
+        "atlas": "b",
+        "steps": [{"minus": ["dog"], "settings": {"nu": "all"}}, {}],
+    }
+    spec = AtlasSpec("a", ModelSpec("x", "y"), clusters=ClustersSpec(top_k=7))
+    assert yaml.safe_load(dump_spec(spec, brief=True)) == {
+        "name": "a",
+        "model": {"id": "x", "layer": "y"},
+        "clusters": {"top_k": 7},
+    }
+    assert dump_spec(Toy(), brief=True).strip() == "{}"
+
+
+def test_a_value_that_only_looks_like_none_is_written():
+    """Zero, false and empty differ from what they stand for elsewhere."""
+    step = StepSpec(settings=SteeringSpec(gamma=0.0, fill=0, smooth=False))
+    written = yaml.safe_load(dump_spec(Recipe("a", "b", (step,), max_new_tokens=1), brief=True))
+    assert written["steps"] == [{"settings": {"gamma": 0.0, "fill": 0, "smooth": False}}]
+    assert written["max_new_tokens"] == 1
+    assert yaml.safe_load(dump_spec(Recipe("a", "b", ()), brief=True))["steps"] == []
+    assert dump_spec(Recipe("a", "b", ())).count("\n") == 6  # unasked, everything is written
+
+
+texts = st.text(min_size=1).filter(lambda text: text.strip() and text != "None")
+lists = st.lists(texts, max_size=2).map(tuple)
+numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+how = st.builds(
+    SteeringSpec,
+    mode=st.sampled_from([None, "scale", "place"]),
+    gamma=numbers,
+    fill=st.none() | st.integers(0, 99),
+    nu=st.sampled_from([None, "all", 1, 50]),
+    smooth=st.sampled_from([None, True, False]),
+)
+steps = st.builds(
+    StepSpec,
+    minus=lists,
+    plus=lists,
+    where=st.sampled_from([(), (1.0, 2.0, 3.0, 4.5)]),
+    mask=st.none() | texts,
+    settings=how,
+    expect=st.builds(ExpectSpec, gone=lists, new=lists),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.builds(
+        Recipe,
+        name=texts,
+        atlas=texts,
+        steps=st.lists(steps, max_size=2).map(tuple),
+        image=st.none() | texts,
+        prompt=texts,
+        max_new_tokens=st.integers(1, 99),
+    )
+)
+def test_any_recipe_reads_back_whether_brief_or_not(spec):
+    assert parse_document(Recipe, dump_spec(spec, brief=True)) == parse_document(Recipe, dump_spec(spec)) == spec

@@ -1,11 +1,14 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from elude_steer.errors import ImageError, SpecError
-from elude_steer.recipe import ExpectSpec, Recipe, SteeringSpec, StepSpec
+from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.recipe import ExpectSpec, Recipe, SteeringSpec, StepSpec, load_recipe
 from elude_steer.running import Ran, missing, run_recipe, settings_of, table, words
+
+DOG = "demos/images/toyland-dog.png"
 
 
 def step(gone=(), new=(), **more):
@@ -123,3 +126,51 @@ def test_a_recipe_without_a_picture_says_how_to_give_one():
     recipe = Recipe("llava-dog", "toyland", (StepSpec(minus=("dog",)),))
     with pytest.raises(SpecError, match="leaves the picture to you: `elude-steer run llava-dog --image FILE`"):
         run_recipe(recipe, Echo())
+
+
+# Masks
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """A recipe with a mask beside it, and the mask."""
+    mask = np.zeros((96, 96), bool)
+    mask[5:50, 10:60] = True
+    Image.fromarray(mask).save(tmp_path / "mark.png")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\natlas: toyland\nsteps:\n"
+        "  - {minus: [dog], plus: [biker], mask: mark.png}\n  - {minus: [dog], plus: [biker], where: [10, 5, 60, 50]}\n"
+    )
+    return path, mask
+
+
+def test_a_mask_of_a_recipe_is_the_mask_of_a_call(steerer, masked):
+    path, mask = masked
+    by_file, by_box = run_recipe(load_recipe(path), steerer, DOG)
+    by_hand = steerer.steer(DOG, minus=["dog"], plus=["biker"], where=mask)
+    assert by_file.result.plan == by_hand.plan
+    assert by_file.result.caption == by_hand.caption
+    assert by_file.to_dict()["step"]["mask"] == str(path.parent / "mark.png")
+    # A mask of a box says the same as the box.
+    assert by_box.result.caption == by_file.result.caption
+    for word, (_, touched) in by_file.result.maps.items():
+        assert np.array_equal(touched, by_box.result.maps[word][1])
+
+
+def test_a_mask_that_is_none_is_refused(steerer, masked):
+    path, _ = masked
+    mark = path.parent / "mark.png"
+    Image.new("1", (9, 9)).save(mark)
+    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white"):
+        run_recipe(load_recipe(path), steerer, DOG)
+    mark.write_text("no picture")
+    with pytest.raises(ImageError, match=r"mark\.png' cannot be read as an image"):
+        run_recipe(load_recipe(path), steerer, DOG)
+
+
+def test_a_mask_that_is_missing_is_named(steerer, masked):
+    path, _ = masked
+    (path.parent / "mark.png").unlink()
+    with pytest.raises(EludeSteerError, match=r"mark\.png"):
+        run_recipe(load_recipe(path), steerer, DOG)

@@ -1,5 +1,8 @@
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from elude_steer.errors import LayerError, ModelError
-from elude_steer.vlm import PROMPT, Vlm
+from elude_steer.vlm import PROMPT, Vlm, telling
 from tests.tiny import WORDS
 
 FC2 = "vision_tower.encoder.layers.1.mlp.fc2"
@@ -446,3 +449,111 @@ def test_a_cropped_picture_shows_its_middle(cropped):
 def test_the_grid_has_as_many_tiles_and_patches_as_encode_gives(tiny_vlm, images):
     for image, q in zip(images, tiny_vlm.encode(images), strict=True):
         assert tiny_vlm.grid(image.size).boxes.shape[:2] == q.shape[:2]
+
+
+# Being told of tokens
+
+
+def told_of(vlm, images, **more):
+    """What somebody who listens hears, and the captions."""
+    told = []
+    with telling(told.append):
+        captions = vlm.caption(images, **more)
+    return told, captions
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("longest", [1, 2, 7])
+def test_every_token_is_told_once_and_in_order(lively, images, count, longest):
+    bare = lively.caption(images[:count], max_new_tokens=longest)
+    told, captions = told_of(lively, images[:count], max_new_tokens=longest)
+    assert captions == bare
+    assert told == list(range(1, len(told) + 1))
+    assert max(len(caption.split()) for caption in captions) <= len(told) <= longest
+
+
+def test_an_answer_that_ends_early_is_told_to_its_end(steerer, scene):
+    told, (caption,) = told_of(steerer.vlm, [scene.image], max_new_tokens=64)
+    words = steerer.vlm.processor.tokenizer(caption, add_special_tokens=False)["input_ids"]
+    assert told == list(range(1, len(words) + 2))  # and the one that ends it
+
+
+def test_a_batch_is_told_as_long_as_its_longest(steerer, scene):
+    plan = steerer.plan(minus=[scene.objects[0]])
+    told = []
+    with telling(told.append):
+        result = steerer.explain(scene.image, plan)
+    longest = max(len(told_of(steerer.vlm, [scene.image])[0]), len(result.caption.split()) + 1)
+    assert told == list(range(1, longest + 1))  # both captions together, and not one behind the other
+
+
+def test_nobody_is_told_before_or_after(lively, images):
+    told, _ = told_of(lively, images[:1], max_new_tokens=3)
+    heard = list(told)
+    lively.caption(images[:1], max_new_tokens=3)
+    assert told == heard
+    with telling(told.append):
+        pass
+    assert told == heard
+
+
+def test_the_innermost_is_told_and_the_outer_again_behind_it(lively, images):
+    outer, inner = [], []
+    with telling(outer.append):
+        lively.caption(images[:1], max_new_tokens=2)
+        with telling(inner.append):
+            lively.caption(images[:1], max_new_tokens=3)
+        with pytest.raises(RuntimeError, match="enough"), telling(inner.append):
+            raise RuntimeError("enough")
+        lively.caption(images[:1], max_new_tokens=2)
+    assert inner == [1, 2, 3]
+    assert outer == [1, 2, 1, 2]
+    lively.caption(images[:1], max_new_tokens=2)
+    assert (len(inner), len(outer)) == (3, 4)
+
+
+def test_only_the_thread_that_listens_is_told(lively, images):
+    """Four at once on one model, one of them not listening, inside the block of somebody else."""
+    heard = [[] for _ in range(4)]
+    ready = threading.Barrier(4)
+
+    def caption(number):
+        ready.wait()
+        with telling(heard[number].append) if number else nullcontext():
+            return lively.caption(images[:1], max_new_tokens=1 + number)[0]
+
+    alone = [lively.caption(images[:1], max_new_tokens=1 + number)[0] for number in range(4)]
+    mine = []
+    with telling(mine.append), ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(caption, range(4))) == alone
+    assert heard == [[], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+    assert mine == []
+
+
+def test_who_raises_ends_the_answer_and_leaves_nothing_behind(lively, images, no_hooks_left):
+    no_hooks_left(lively.model)
+    bare = lively.caption(images[:2], max_new_tokens=6)
+    told = []
+
+    def step(tokens):
+        told.append(tokens)
+        if tokens == 3:
+            raise KeyboardInterrupt("enough")
+
+    with pytest.raises(KeyboardInterrupt, match="enough"), telling(step):
+        lively.caption(images[:2], max_new_tokens=6)
+    assert told == [1, 2, 3]
+    assert lively.caption(images[:2], max_new_tokens=6) == bare
+    assert told == [1, 2, 3]
+
+
+def test_who_raises_ends_a_steered_answer_too(steerer, scene):
+    plan = steerer.plan(minus=[scene.objects[0]])
+    before = steerer.explain(scene.image, plan)
+    with pytest.raises(ZeroDivisionError), telling(lambda tokens: 1 / (2 - tokens)):
+        steerer.explain(scene.image, plan)
+    with pytest.raises(ZeroDivisionError), telling(lambda tokens: 1 / (2 - tokens)), steerer.applied(plan):
+        steerer.vlm.caption([scene.image])
+    after = steerer.explain(scene.image, plan)
+    assert (after.baseline, after.caption) == (before.baseline, before.caption)
+    assert steerer.vlm.caption([scene.image])[0] == before.baseline

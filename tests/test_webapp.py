@@ -13,9 +13,10 @@ from contextlib import ExitStack
 import pytest
 
 from elude_steer import toyland
-from elude_steer.pages import Page, Picture, Wanted, examples_of, region
+from elude_steer.pages import Page
 from elude_steer.recipe import load_recipe
 from elude_steer.running import run_recipe
+from elude_steer.visiting import Picture, Wanted, examples_of, region
 from elude_steer.vlm import PROMPT
 from tests.visitor import CHROMIUM, PHONE, WAIT, WIDE, Visitor, chromium, served
 
@@ -438,8 +439,7 @@ def test_many_clients_at_once_each_get_their_own(address, steerer, tmp_path):
             for _ in range(3):
                 given = ("", [scene.objects[0]], [], PROMPT, *own.fields())
                 job = client.submit(*given, api_name="/steer")
-                job.result()
-                said = job.outputs()[0][1]
+                said = job.result()[-1]
                 wrong.extend([] if caption(steerer, scene) in said else [(number, said)])
         except Exception as error:  # noqa: BLE001
             errors.append(repr(error))
@@ -469,7 +469,8 @@ def test_a_password_is_asked_for(tmp_path):
 
 def test_a_page_that_is_pressed_too_often_says_so(browser):
     script = (
-        "import sys; from elude_steer.pages import Page, Pace, examples_of; from elude_steer.steering import Steerer; "
+        "import sys; from elude_steer.pages import Page; from elude_steer.visiting import Pace, examples_of; "
+        "from elude_steer.steering import Steerer; "
         "from elude_steer.webapp import make_app; "
         "app = make_app(Page(Steerer.load(), examples_of('toyland')), pace=Pace(2, 10)); "
         "app.launch(server_name='127.0.0.1', server_port=int(sys.argv[-1]), prevent_thread_lock=True, quiet=True); "

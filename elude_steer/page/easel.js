@@ -5,7 +5,7 @@ const easel = find('.easel'), stage = find('.stage'), frame = find('.frame'), sh
 const mark = find('.mark'), ring = find('.ring'), views = find('.views'), tools = find('.tools');
 const brush = find('.brush'), label = find('.tools label'), range = find('.tools input'), clear = find('.clear');
 const pen = mark.getContext('2d');
-let marked = false, at = null, last = null;
+let marked = false, at = null, last = null, wanted = null;
 
 function wipe() {
   pen.clearRect(0, 0, mark.width, mark.height);
@@ -18,6 +18,7 @@ function show(index) {
   frame.hidden = !list.length;
   tools.hidden = !list.length;
   find('.empty').hidden = !!list.length;
+  find('.legend').hidden = !index;
   if (!list.length) return;
   const view = list[index];
   shown.src = view.source;
@@ -35,13 +36,28 @@ function show(index) {
 function draw() {
   show(props.value?.chosen ?? 0);
   if (props.value?.fresh) wipe();
+  wanted = props.value?.box?.length ? props.value.box : null;
+  if (shown.complete) box();
+}
+
+// A recipe may bring a box, as shares of the picture.
+function box() {
+  if (!wanted) return;
+  const [left, top, right, bottom] = wanted;
+  pen.fillStyle = '#ffd640';
+  pen.fillRect(left * mark.width, top * mark.height, (right - left) * mark.width, (bottom - top) * mark.height);
+  wanted = null;
+  marked = true;
+  clear.hidden = false;
 }
 
 shown.onload = () => {
-  if (mark.width === shown.naturalWidth && mark.height === shown.naturalHeight) return;
-  mark.width = shown.naturalWidth;
-  mark.height = shown.naturalHeight;
-  wipe();
+  if (mark.width !== shown.naturalWidth || mark.height !== shown.naturalHeight) {
+    mark.width = shown.naturalWidth;
+    mark.height = shown.naturalHeight;
+    wipe();
+  }
+  box();
 };
 
 // ---- the brush
