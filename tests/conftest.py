@@ -1,5 +1,11 @@
 """Models and pictures that many tests share, and a guard: what a test does to a shared model, it undoes."""
 
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores; threads that spin would take them away
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 from torch import nn
 
