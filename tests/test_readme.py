@@ -31,7 +31,7 @@ def test_the_command_reference_is_true():
 
 
 def test_the_test_command_is_marked_for_ci():
-    assert re.search(r"<!-- test command -->\n```bash\n.* -m pytest\n```\n<!-- end -->", README.read_text())
+    assert re.search(r"<!-- test command -->\n```bash\n.* -m pytest -n auto\n```\n<!-- end -->", README.read_text())
 
 
 if __name__ == "__main__":

@@ -85,13 +85,13 @@ def pressing(browser: Any, address: str, presses: int) -> dict[str, float]:
     return {"click to captions, median, s": statistics.median(took), "worst, s": max(took), "first, s": took[0]}
 
 
-def memory(process: subprocess.Popen) -> float:
+def memory(process: int) -> float:
     """Megabytes of a process that are in use."""
-    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def crowd(address: str, process: subprocess.Popen, clients: int, seconds: float, seed: int = 91) -> dict[str, object]:
+def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 91) -> dict[str, object]:
     """Clients that press again and again, each with pictures and words of its own."""
     from gradio_client import Client, handle_file
 
@@ -172,7 +172,7 @@ def main() -> None:
         with served() as (address, process):
             time.sleep(3)
             found |= pressing(browser, address, options.presses)
-            found |= crowd(address, process, options.clients, options.seconds)
+            found |= crowd(address, process.pid, options.clients, options.seconds)
     for name, value in found.items():
         print(f"{name:<32}{value:.3f}" if isinstance(value, float) else f"{name:<32}{value}")
     if options.json:
