@@ -18,6 +18,7 @@ from elude_steer.concepts import Matcher, load_matcher
 from elude_steer.errors import AtlasError
 from elude_steer.labels import Labels, Match
 from elude_steer.manifest import check_files, check_target, find_atlas, read_manifest, write_manifest
+from elude_steer.sketching import APPROXIMATE
 from elude_steer.splitting import layer_parameters, share_out
 from elude_steer.storage import new_folder, write_file
 
@@ -315,7 +316,7 @@ class Atlas:
             "sub-units that own nothing": int(self.dead.sum()),
             "input dimensions": self.d_in,
             "instances": f"{about.get('instances')} from {about.get('images')} images",
-            "clustering": about.get("backend"),
+            "clustering": f"fast: {APPROXIMATE}" if about.get("backend") == "fast" else about.get("backend"),
             "labels": self._labelled(),
             "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
         }

@@ -1,4 +1,4 @@
-"""Contribution vectors to clusters: HDBSCAN as the library has it, the same from matrix products, or on a GPU.
+"""Contribution vectors to clusters: HDBSCAN as the library has it, the same from matrix products, fast, or on a GPU.
 
 Labels are numbered by the first instance of each cluster. Instances come strongest first, so cluster 0 holds the
 unit's strongest clustered instance, whatever order a backend found the clusters in.
@@ -15,6 +15,7 @@ import torch
 
 from elude_steer import backends
 from elude_steer.errors import ModelError, SpecError
+from elude_steer.sketching import sketch_clusters
 
 # Rows of one distance product: fixed, because another shape may round differently.
 _BLOCK = 1024
@@ -50,8 +51,9 @@ def cluster(
 
     Args:
         vectors: `(instances, dimensions)`.
-        backend: `exact`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `exact` gives the library's labels
-            above 60 dimensions; below, the library takes another algorithm, which orders equal distances its own way.
+        backend: `exact`, `fast`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `exact` gives the library's
+            labels above 60 dimensions; below, the library takes another algorithm, which orders equal distances its
+            own way. `fast` approximates distances, and beyond 10,000 instances takes a sample; see `sketching`.
         selection: `leaf` or `eom`, the library's cluster_selection_method.
         min_cluster_size: smallest group that counts as a cluster.
         min_samples: neighbours that make a dense point; None means `min_cluster_size`.
@@ -127,6 +129,10 @@ def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tu
     return labels, probabilities
 
 
+def _fast(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    return sketch_clusters(vectors.cpu(), selection, size, samples)
+
+
 def _hdbscan(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     from hdbscan import HDBSCAN
 
@@ -152,6 +158,7 @@ def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tup
 
 _BACKENDS: dict[str, Callable[[torch.Tensor, str, int, int], tuple[np.ndarray, np.ndarray]]] = {
     "exact": _exact,
+    "fast": _fast,
     "hdbscan": _hdbscan,
     "cuml": _cuml,
 }

@@ -75,7 +75,7 @@ class ClustersSpec:
 
     Attributes:
         top_k: How many instances of largest activation a unit is judged by.
-        backend: Whose HDBSCAN; `auto` takes the best one installed.
+        backend: Whose HDBSCAN; `auto` takes the best one installed, `fast` approximates.
         selection: Which clusters of the tree count: its leaves, or those with the largest excess of mass.
         min_cluster_size: The smallest group that counts as a cluster.
         min_samples: HDBSCAN's density setting; null means min_cluster_size.
@@ -85,7 +85,7 @@ class ClustersSpec:
     """
 
     top_k: int = field(default=10000, metadata={"min": 2})
-    backend: Literal["auto", "exact", "hdbscan", "cuml"] = "auto"
+    backend: Literal["auto", "exact", "fast", "hdbscan", "cuml"] = "auto"
     selection: Literal["leaf", "eom"] = "leaf"
     min_cluster_size: int = field(default=1000, metadata={"min": 2})
     min_samples: int | None = field(default=None, metadata={"min": 1})

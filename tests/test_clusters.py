@@ -106,7 +106,7 @@ def test_distances_are_euclidean_whatever_the_blocks(n):
 
 # Degenerate inputs
 
-ON_CPU = pytest.mark.parametrize("backend", ["exact", "hdbscan"])
+ON_CPU = pytest.mark.parametrize("backend", ["exact", "fast", "hdbscan"])
 
 
 def nothing(found, n):
@@ -212,7 +212,7 @@ def test_numbering_keeps_the_groups_whatever_the_backend_s_numbers():
 
 def test_an_unknown_backend_is_named_with_the_known_ones():
     with pytest.raises(
-        SpecError, match=r"^clusters.backend is 'faiss'; it is one of 'auto', 'exact', 'hdbscan', 'cuml'.$"
+        SpecError, match=r"^clusters.backend is 'faiss'; it is one of 'auto', 'exact', 'fast', 'hdbscan', 'cuml'.$"
     ):
         cluster(torch.zeros(3, 2), backend="faiss")
 

@@ -177,7 +177,7 @@ def test_all_faults_are_reported_together():
         'my.yaml:1: name: wants text, not on: YAML reads `on` as true: write "on" in quotes.',
         "my.yaml:2: model.layer: missing, and has no default: give it text.",
         "my.yaml:5: clusters.topk: no such key in clusters. Did you mean 'top_k'?",
-        "my.yaml:6: clusters.backend: wants auto, exact, hdbscan or cuml, not 'hdbscn'. Did you mean 'hdbscan'?",
+        "my.yaml:6: clusters.backend: wants auto, exact, fast, hdbscan or cuml, not 'hdbscn'. Did you mean 'hdbscan'?",
         "my.yaml:7: clusters.min_samples: wants a whole number of at least 1 or null, not 0.",
         "my.yaml:8: clusters.min_samples: given twice, first on line 7: keep one.",
     ]

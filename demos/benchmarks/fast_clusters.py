@@ -1,0 +1,210 @@
+"""How fast `fast` clusters, how close it is to `exact`, how it grows, and what a whole layer takes.
+
+    python demos/benchmarks/fast_clusters.py [--parts unit growth layer] [--json OUT]
+
+Contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): eight concepts of unequal size with overlapping
+supports, sparse background of a tenth, a third or all of the signal's energy (clear, medium, hard), 30 % noise that has
+every marginal of the data and none of its joint structure, min_cluster_size 100. Backends take turns on the same
+vectors. The layer reads a store of tokens as a build does: 32 of 1,152 units, two processes of one thread.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from elude_steer.clusters import cluster
+from elude_steer.contributions import contributions
+from elude_steer.recipe import ClustersSpec
+from elude_steer.stages import _cluster_unit
+
+D_IN, UNITS, SIZE = 4304, 1152, 100
+LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
+
+
+def tokens(points: int, concepts: int, level: str, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of a layer, `(points, D_IN)` float32, and the concept of each, -1 for noise."""
+    rng = np.random.default_rng((seed, concepts, list(LEVELS).index(level)))
+    support = D_IN // (2 * concepts) if concepts > 8 else D_IN // 16
+    places = np.arange(D_IN) - np.arange(concepts)[:, None] * (support - support // 3)
+    supports = ((places >= 0) & (places < support))[:, rng.permutation(D_IN)]
+    strengths = (supports * rng.uniform(0.5, 1.5, supports.shape)).astype(np.float32)
+    sizes = np.geomspace(1, 5, concepts)
+    truth = rng.choice(concepts, round(points * (1 - noise)), p=sizes / sizes.sum())
+    q = np.empty((points, D_IN), np.float32)
+    for start in range(0, len(truth), 4096):  # in pieces, for the memory of large sets
+        own = strengths[truth[start : start + 4096]]
+        own *= rng.lognormal(-0.125, 0.5, own.shape).astype(np.float32)
+        spread = np.maximum(rng.standard_normal(own.shape, np.float32), 0) * (rng.random(own.shape) < 0.3)
+        scale = np.sqrt(LEVELS[level] * (own**2).sum(1).mean() / (spread**2).sum(1).mean())
+        q[start : start + len(own)] = own + scale * spread
+    for start in range(len(truth), points, 4096):
+        many = min(4096, points - start)
+        q[start : start + many] = np.take_along_axis(q, rng.integers(len(truth), size=(many, D_IN)), 0)
+    return q, np.concatenate([truth, np.full(points - len(truth), -1)])
+
+
+def unit(points: int, level: str, seed: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Contributions to one unit, strongest instance first, and the concept of each."""
+    q, truth = tokens(points, 8, level, seed)
+    rng = np.random.default_rng(seed)
+    weight = (rng.lognormal(0, 0.5, D_IN) * np.where(rng.random(D_IN) < 0.3, -1, 1)).astype(np.float32)
+    order = np.argsort(-(q @ weight), kind="stable")
+    return contributions(torch.from_numpy(q[order]), torch.from_numpy(weight)), truth[order]
+
+
+def timed(vectors: torch.Tensor, backend: str, size: int = SIZE) -> tuple[np.ndarray, float]:
+    start = time.perf_counter()
+    found = cluster(vectors, backend=backend, min_cluster_size=size)
+    return found.labels, time.perf_counter() - start
+
+
+def one_unit(rounds: int) -> dict[str, Any]:
+    """10,000 instances: exact and fast in turns, and the library at 3,000, scaled by the square."""
+    rows = []
+    for level in LEVELS:
+        for seed in range(3):
+            vectors, truth = unit(10_000, level, seed)
+            took: dict[str, list[float]] = {"exact": [], "fast": []}
+            labels = {}
+            for _ in range(rounds if seed == 0 else 1):
+                for name in took:
+                    labels[name], seconds = timed(vectors, name)
+                    took[name].append(seconds)
+            rows.append(
+                {
+                    "level": level,
+                    "seed": seed,
+                    "exact s": statistics.median(took["exact"]),
+                    "fast s": statistics.median(took["fast"]),
+                    "fast / exact": statistics.median(f / e for f, e in zip(took["fast"], took["exact"], strict=True)),
+                    "ARI to exact": adjusted_rand_score(labels["exact"], labels["fast"]),
+                    "ARI of exact to truth": adjusted_rand_score(truth, labels["exact"]),
+                    "ARI of fast to truth": adjusted_rand_score(truth, labels["fast"]),
+                    "clusters": int(labels["fast"].max()) + 1,
+                }
+            )
+    small, _ = unit(3_000, "medium", 0)
+    _, library = timed(small, "hdbscan", 30)
+    fast = statistics.median(row["fast s"] for row in rows)
+    told = {"library at 3,000, s": library, "at 10,000 by the square, s": library * (10 / 3) ** 2}
+    return {"rows": rows, **told, "fast / library": fast / (library * (10 / 3) ** 2)}
+
+
+GROW = """
+import json, resource, sys, time
+sys.path.insert(0, {folder!r})
+import fast_clusters as f
+from sklearn.metrics import adjusted_rand_score as ari
+vectors, truth = f.unit({points}, "medium", 0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+labels, seconds = f.timed(vectors, "fast", {size})
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+row = dict(instances={points}, seconds=seconds, peak_gb=peak, before_gb=before, clusters=int(labels.max()) + 1,
+           ari_truth=ari(truth, labels))
+if {exact}:
+    other, took = f.timed(vectors, "exact", {size})
+    row |= dict(exact_seconds=took, ari_exact=ari(other, labels), exact_ari_truth=ari(truth, other))
+print(json.dumps(row))
+"""
+
+
+def growth() -> dict[str, Any]:
+    """10,000 to 100,000 instances, each in a process of its own for its memory; min_cluster_size grows with them."""
+    rows = []
+    for points in (10_000, 20_000, 50_000, 100_000):
+        script = GROW.format(
+            folder=str(Path(__file__).parent), points=points, size=points // 100, exact=points <= 20_000
+        )
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        rows.append(json.loads(done.stdout))
+        rows[-1]["exponent"] = (
+            float(np.log(rows[-1]["seconds"] / rows[-2]["seconds"]) / np.log(points / rows[-2]["instances"]))
+            if len(rows) > 1
+            else None
+        )
+    per = (rows[-1]["seconds"] - rows[-2]["seconds"]) / 50_000
+    return {"rows": rows, "400,000 at the last slope, s": rows[-1]["seconds"] + 300_000 * per}
+
+
+def work(store: Path, units: list[int], done: Path) -> None:
+    """What one process of a build does: the strongest rows of a unit, its contributions, its clusters."""
+    torch.set_num_threads(1)
+    q = np.load(store, mmap_mode="r")
+    weights = torch.from_numpy(np.load(store.with_suffix(".weights.npy")))
+    top = np.load(store.with_suffix(".top.npy"))
+    spec = ClustersSpec(top_k=10_000, backend="fast", min_cluster_size=SIZE)
+    found = []
+    for number in units:
+        rows = torch.from_numpy(q[np.sort(top[number])]).float()
+        found.append(len(_cluster_unit(rows, weights[number], spec)["sizes"]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    done.write_text(json.dumps({"clusters": found, "peak_gb": peak}))
+
+
+def layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
+    """Units spread over a layer, in as many processes as there are cores; start-up included."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "tokens.npy"
+        q, _ = tokens(40_000, 40, "medium", 7)
+        rng = np.random.default_rng(7)
+        weights = (rng.lognormal(0, 0.5, (units, D_IN)) * np.where(rng.random((units, D_IN)) < 0.5, -1, 1)).astype("f4")
+        np.save(store.with_suffix(".top.npy"), np.argpartition(-(q @ weights.T), 10_000, axis=0)[:10_000].T)
+        np.save(store.with_suffix(".weights.npy"), weights)
+        np.save(store, q.astype(np.float16))
+        del q
+        start, running = time.perf_counter(), []
+        for rank in range(processes):
+            own, done = list(range(rank, units, processes)), Path(folder) / f"done-{rank}.json"
+            script = (
+                f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
+                f"import fast_clusters; fast_clusters.work(Path({str(store)!r}), {own}, Path({str(done)!r}))"
+            )
+            running.append((subprocess.Popen([sys.executable, "-c", script]), done))
+        for process, _ in running:
+            if process.wait():
+                raise RuntimeError("a process of the layer failed")
+        seconds = time.perf_counter() - start
+        told = [json.loads(done.read_text()) for _, done in running]
+    counts = [count for one in told for count in one["clusters"]]
+    return {
+        "units": units,
+        "processes": processes,
+        "seconds": seconds,
+        "layer of 1,152, minutes": seconds / units * UNITS / 60,
+        "peak of all processes, GB": sum(one["peak_gb"] for one in told),
+        "clusters a unit": statistics.mean(counts),
+        "the paper, 400,000 instances, A100 hours": "26 to 30",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=["unit", "growth", "layer"], default=["unit", "growth", "layer"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    parts = {"unit": lambda: one_unit(options.rounds), "growth": growth, "layer": layer}
+    found = {}
+    for name in options.parts:
+        found[name] = parts[name]()
+        print(f"{name}:")
+        for key, value in found[name].items():
+            for row in value if key == "rows" else [{key: value}]:
+                print("  " + ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
