@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.errors import ModelError
+from elude_steer.errors import ModelError, SpecError
 from elude_steer.hooks import find_layer
 from elude_steer.storage import resolve_id
 from elude_steer.towers import Tower, as_dtype, explained, pil_backend, refuse_partial_load, vision_part
@@ -204,6 +204,9 @@ class Vlm(Tower):
 
 
 def _inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
+    token = str(getattr(processor, "image_token", "<image>"))
+    if token in prompt:
+        raise SpecError(f"the question holds '{token}', which stands for the picture itself; leave it out.")
     message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
     if not (getattr(processor, "chat_template", None) or processor.tokenizer.chat_template):
         raise ModelError(f"{type(model).__name__} comes without a chat template; save one with its processor.")

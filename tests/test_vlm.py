@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from elude_steer.errors import LayerError, ModelError
+from elude_steer.errors import LayerError, ModelError, SpecError
 from elude_steer.vlm import PROMPT, Vlm, telling
 from tests.tiny import WORDS
 
@@ -557,3 +557,8 @@ def test_who_raises_ends_a_steered_answer_too(steerer, scene):
     after = steerer.explain(scene.image, plan)
     assert (after.baseline, after.caption) == (before.baseline, before.caption)
     assert steerer.vlm.caption([scene.image])[0] == before.baseline
+
+
+def test_a_question_has_no_picture_in_it(tiny_vlm):
+    with pytest.raises(SpecError, match="^the question holds .<image>., which stands for the picture itself"):
+        tiny_vlm.inputs([Image.new("RGB", (40, 40))], "What is in <image>?")
