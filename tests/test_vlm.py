@@ -560,5 +560,5 @@ def test_who_raises_ends_a_steered_answer_too(steerer, scene):
 
 
 def test_a_question_has_no_picture_in_it(tiny_vlm):
-    with pytest.raises(SpecError, match="^the question holds '<image>', which stands"):
+    with pytest.raises(SpecError, match=r"^the question holds '<image>', which stands"):
         tiny_vlm.inputs([Image.new("RGB", (40, 40))], "What is in <image>?")

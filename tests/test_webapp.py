@@ -439,6 +439,7 @@ def test_a_password_is_asked_for(tmp_path):
     with served("--auth", "me:secret") as (address, _):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(address + "config")
+        refused.value.close()  # it holds the connection
         assert refused.value.code == 401
 
 
