@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer import backends, fragments, widgets
-from elude_steer.errors import EludeSteerError
+from elude_steer.errors import EludeSteerError, SpecError
 from elude_steer.pages import HINTS, TUNABLE, Page
 from elude_steer.steering import Steerer
 from elude_steer.visiting import (
@@ -282,26 +282,30 @@ def serve(
     app = make_app(page, pace=Pace(20, 120) if public else None)
     # A few at a time; who comes when many wait is told so.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
-    _, address, shared = app.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        auth=auth,
-        inbrowser=browse,
-        prevent_thread_lock=True,
-        max_file_size="5mb" if public else "50mb",
-        css=widgets.asset("style.css"),
-        theme=gr.themes.Base(  # its own fonts only: others would be fetched
-            primary_hue="indigo",
-            neutral_hue="slate",
-            font=["system-ui", "sans-serif"],
-            font_mono=["ui-monospace", "monospace"],
-        ),
-        quiet=True,
-        ssr_mode=False,
-        show_error=True,
-        run_history=False,  # nothing of what visitors do is kept
-    )
+    try:
+        _, address, shared = app.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            auth=auth,
+            inbrowser=browse,
+            prevent_thread_lock=True,
+            max_file_size="5mb" if public else "50mb",
+            css=widgets.asset("style.css"),
+            theme=gr.themes.Base(  # its own fonts only: others would be fetched
+                primary_hue="indigo",
+                neutral_hue="slate",
+                font=["system-ui", "sans-serif"],
+                font_mono=["ui-monospace", "monospace"],
+            ),
+            quiet=True,
+            ssr_mode=False,
+            show_error=True,
+            run_history=False,  # nothing of what visitors do is kept
+        )
+    except OSError as error:  # Gradio's words for a port or an address that cannot be had
+        what = f"port {port} of {host}" if port else f"{host}, from port 7860 on,"
+        raise SpecError(f"{what} cannot be used: it is taken, or not of this machine; give another --port.") from error
     threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
     if told is not None:
         told(shared or address)
