@@ -162,6 +162,7 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     # Every handler gives every value anew, changed or not: for `gr.skip` Gradio makes components that it never forgets.
     pressed, answered = [board, mark, *words], [board, easel, edits, reasons, taken, said]
     heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
+    heavy["trigger_mode"] = "multiple"  # the last press counts; the one before it ends
     examples.select(choose, None, answered, **_QUIET)
     bring.upload(took, [bring, board], answered, show_progress="hidden", api_name="bring")
     press.click(steer, pressed, answered, **heavy, api_name="steer")

@@ -13,7 +13,8 @@ element.addEventListener('click', async (event) => {
     const address = URL.createObjectURL(new Blob([text], { type: 'application/yaml' }));
     download(save.dataset.save, address);
     setTimeout(() => URL.revokeObjectURL(address), 1000);
-    if (text.includes('mask: mark.png')) download('mark.png', window.eludeSteerMark());
+    const mark = text.includes('mask: mark.png') && window.eludeSteerMark();
+    if (mark) download('mark.png', mark);
     return;
   }
   const row = event.target.closest('[data-row]') ?? event.target.closest('tbody tr')?.querySelector('[data-row]');
