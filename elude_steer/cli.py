@@ -210,7 +210,7 @@ def recipes() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_recipes(as_json: bool) -> None:
     """List the shipped recipes."""
-    from elude_steer.recipe import list_recipes
+    from elude_steer.shipped import list_recipes
 
     rows = [{**one._asdict(), "path": str(one.path)} for one in list_recipes()]
     _show(rows, ("kind", "name", "summary"), as_json)
@@ -220,7 +220,7 @@ def list_recipes(as_json: bool) -> None:
 @click.argument("name")
 def show_recipe(name: str) -> None:
     """Print the recipe NAME."""
-    from elude_steer.recipe import find_recipe
+    from elude_steer.shipped import find_recipe
 
     click.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
 
@@ -231,7 +231,7 @@ def show_recipe(name: str) -> None:
 def copy_recipe(name: str, target: str) -> None:
     """Copy the recipe NAME to TARGET (a folder or a new file) to change it."""
     from elude_steer.errors import StorageError
-    from elude_steer.recipe import find_recipe
+    from elude_steer.shipped import find_recipe
     from elude_steer.storage import write_file
 
     source = find_recipe(name)
@@ -248,7 +248,7 @@ def copy_recipe(name: str, target: str) -> None:
 def check_recipes(files: tuple[str, ...]) -> None:
     """Say whether each of FILES (or names of shipped recipes) is right, and all that is wrong with it."""
     from elude_steer.errors import SpecError
-    from elude_steer.recipe import check_recipe
+    from elude_steer.shipped import check_recipe
 
     problems: list[str] = []
     for name in files:

@@ -129,10 +129,6 @@ def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tu
     return labels, probabilities
 
 
-def _fast(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    return sketch_clusters(vectors.cpu(), selection, size, samples)
-
-
 def _hdbscan(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     from hdbscan import HDBSCAN
 
@@ -158,7 +154,7 @@ def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tup
 
 _BACKENDS: dict[str, Callable[[torch.Tensor, str, int, int], tuple[np.ndarray, np.ndarray]]] = {
     "exact": _exact,
-    "fast": _fast,
+    "fast": sketch_clusters,
     "hdbscan": _hdbscan,
     "cuml": _cuml,
 }

@@ -137,7 +137,7 @@ def run(
     elude-steer run toyland-dog toyland-train --report out.html
     elude-steer run llava-train --image train.jpg --device cuda
     """  # noqa: D301
-    from elude_steer.recipe import load_recipe
+    from elude_steer.shipped import load_recipe
 
     loaded = [load_recipe(name) for name in recipes]
     from elude_steer.running import run_recipe, table

@@ -45,6 +45,10 @@ class ProcessError(EludeSteerError, RuntimeError):
     """One of several processes failed or did not start."""
 
 
+class StoppedError(EludeSteerError, RuntimeError):
+    """Somebody stopped what was being done."""
+
+
 def closest(word: str, known: Sequence[str]) -> str:
     """` Did you mean 'x'?` for the known word most like this one, or an empty string."""
     import difflib

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from PIL import Image
 
 from elude_steer import fragments
-from elude_steer.errors import ImageError, SpecError
+from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.figures import data_uri, fitted
 from elude_steer.images import open_image
 from elude_steer.plans import Settings
@@ -27,7 +27,6 @@ from elude_steer.visiting import (
     Board,
     Example,
     Picture,
-    StoppedError,
     Wanted,
     edit_name,
     placed,
@@ -104,12 +103,7 @@ class Page:
         for name in ("kappa", "fill"):
             if isinstance(given[name], float) and given[name].is_integer():
                 given[name] = int(given[name])
-        known = {one.name for one in fields(Settings)}
-        return {
-            name: value
-            for name, value in given.items()
-            if name in known and value not in (None, "") and value != getattr(self.own, name)
-        }
+        return {name: value for name, value in given.items() if value not in (None, "", getattr(self.own, name))}
 
     def fields(self, settings: Mapping[str, Any] | None = None) -> list[Any]:
         """The folded settings as the page shows them: the atlas's own, and what differs from them."""
@@ -235,12 +229,9 @@ class Page:
         """The present state as a recipe and as a Python call."""
         name = wanted.picture.name if wanted.picture else "photo.png"
         where, settings = placed(wanted)
-        mask, atlas, wanted = (
-            "mark.png" if where is not None else None,
-            known_as(self.steerer),
-            replace(wanted, settings=settings),
-        )
-        recipe, call = recipe_text(name, wanted, atlas, mask=mask), python_call(name, wanted, atlas, mask=mask)
+        mask, atlas = "mark.png" if where is not None else None, known_as(self.steerer)
+        done = replace(wanted, settings=settings)
+        recipe, call = recipe_text(name, done, atlas, mask=mask), python_call(name, done, atlas, mask=mask)
         return fragments.code("Recipe", recipe, save_as="steering.yaml") + fragments.code("The same in Python", call)
 
     def examples_strip(self) -> str:

@@ -29,8 +29,8 @@ from elude_steer.recipe import (
     ReferencesSpec,
     SplitSpec,
     TokensSpec,
-    load_spec,
 )
+from elude_steer.shipped import load_spec
 from elude_steer.stages import Build
 from elude_steer.storage import home
 from elude_steer.streams import with_streams

@@ -220,9 +220,6 @@ class Plan:
         )
         return cls(concepts, Region.from_dict(values.get("where")), values["atlas"], values["weights"])
 
-    def __repr__(self) -> str:
-        return str(self)  # of a thousand edits nobody wants to see the fields
-
     def __str__(self) -> str:
         if not self.concepts:
             return "nothing is changed"
@@ -246,6 +243,8 @@ class Plan:
             if self.fills(concept):
                 lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
         return "\n".join(lines)
+
+    __repr__ = __str__  # of a thousand edits nobody wants to see the fields
 
 
 def make_plan(

@@ -56,8 +56,7 @@ def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Ran]
         )
     picture = open_image(source)
     plans = [
-        steerer.plan(minus=step.minus, plus=step.plus, where=step.mask or step.where or None, **settings_of(step))
-        for step in recipe.steps
+        steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **settings_of(step)) for step in recipe.steps
     ]
     results = steerer.explain_all(picture, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
     return [

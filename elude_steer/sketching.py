@@ -16,6 +16,8 @@ dimensions or all distances. Everything from the spanning tree on is hdbscan's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -33,7 +35,7 @@ def sketch_clusters(vectors: torch.Tensor, selection: str, size: int, samples: i
     chosen = np.arange(SAMPLE) * n // SAMPLE if n > SAMPLE else np.arange(n)
     share = len(chosen) / n
     size, samples = max(2, round(size * share)), max(1, round(samples * share))
-    x = vectors.float()
+    x = vectors.cpu().float()
     inside = x[torch.from_numpy(chosen)] if n > len(chosen) else x
     basis = directions(inside) if x.shape[1] > WHOLE else None
     points = Sketch.of(inside, basis)
@@ -71,6 +73,7 @@ def _through(x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     return total
 
 
+@dataclass(frozen=True, eq=False)
 class Sketch:
     """Rows within some directions with the squares of their whole lengths, so that a product gives a distance.
 
@@ -78,8 +81,8 @@ class Sketch:
         here: `(rows, rank + 2)`, and `there`: their product with another sketch's is the squared distance.
     """
 
-    def __init__(self, here: torch.Tensor, there: torch.Tensor) -> None:
-        self.here, self.there = here, there
+    here: torch.Tensor
+    there: torch.Tensor
 
     @classmethod
     def of(cls, x: torch.Tensor, basis: torch.Tensor | None) -> Sketch:
@@ -126,6 +129,7 @@ def spanning_tree(squared: np.ndarray, core: np.ndarray) -> np.ndarray:
     return edges
 
 
+@dataclass(frozen=True, eq=False)
 class Tree:
     """The clusters of a sample, and what is needed to let other points join them.
 
@@ -135,8 +139,10 @@ class Tree:
         deaths: the density of its densest point, where the probability is 1.
     """
 
-    def __init__(self, labels: np.ndarray, probabilities: np.ndarray, births: np.ndarray, deaths: np.ndarray) -> None:
-        self.labels, self.probabilities, self.births, self.deaths = labels, probabilities, births, deaths
+    labels: np.ndarray
+    probabilities: np.ndarray
+    births: np.ndarray
+    deaths: np.ndarray
 
     @classmethod
     def of(cls, squared: np.ndarray, core: np.ndarray, selection: str, size: int) -> Tree:

@@ -165,7 +165,7 @@ class Build:
         def work(unit: int) -> None:
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
             numbers = read_array(_block_path(rows, block, ".npy"))[unit - block.start]
-            tensors = _cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
+            tensors = cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
             write_tensors(_unit_path(folder, unit), tensors)
 
         self.each("clustering", range(len(self.weight)), lambda unit: _unit_path(folder, unit), work, "units")
@@ -284,7 +284,8 @@ class Build:
         return folder
 
 
-def _cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
+def cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
+    """Representatives, means and sizes of the clusters of a unit's strongest inputs, `(instances, d_in)`."""
     c = contributions(q, weight)
     found = cluster(
         c,

@@ -17,19 +17,17 @@ import numpy as np
 from PIL import Image
 
 from elude_steer import fragments
-from elude_steer.documents import dump_document, parse_document
-from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.documents import dump_document
+from elude_steer.errors import ImageError, SpecError
 from elude_steer.images import open_image
-from elude_steer.recipe import Recipe, SteeringSpec, StepSpec, list_recipes, load_recipe
+from elude_steer.manifest import EMBEDDED
+from elude_steer.recipe import Recipe, SteeringSpec, StepSpec
+from elude_steer.shipped import list_recipes, load_recipe, parse_recipe
 from elude_steer.vlm import PROMPT
 
 SHOWN = 480  # pixels of the longer side of pictures in the page
 SIGNS = {"minus": "\N{MINUS SIGN} ", "plus": "+ "}
 _LONGEST_MARK = 2_000_000  # characters; a mark of the page is a small part of that
-
-
-class StoppedError(EludeSteerError):
-    """Somebody pressed stop, or went away."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def python_call(image: str, wanted: Wanted, atlas: str, *, mask: str | None = No
     parts += [f"where={mask!r}"] if mask else []
     parts += [f"{name}={value!r}" for name, value in wanted.settings.items()]
     parts += [f"prompt={wanted.prompt!r}"] if wanted.prompt not in ("", PROMPT) else []
-    parts += [f"atlas={atlas!r}"] if atlas != "toyland" else []
+    parts += [f"atlas={atlas!r}"] if atlas != EMBEDDED else []
     return f"import elude_steer as es\n\nes.steer({', '.join(parts)}).caption"
 
 
@@ -183,9 +181,7 @@ def read_recipe(path: str | Path) -> Recipe:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError("the recipe cannot be read as UTF-8 text; give a YAML file.") from error
-    recipe = parse_document(Recipe, text, "the recipe")
-    if not recipe.steps:
-        raise SpecError("the recipe has no steps; it needs at least one, with minus or plus words.")
+    recipe = parse_recipe(text, "the recipe")
     steps = tuple(replace(step, mask=step.mask and Path(step.mask).name) for step in recipe.steps)
     return replace(recipe, image=None, steps=steps)
 

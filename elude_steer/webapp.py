@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer import backends, fragments, widgets
-from elude_steer.errors import EludeSteerError, SpecError
+from elude_steer.errors import EludeSteerError, SpecError, StoppedError
 from elude_steer.pages import HINTS, TUNABLE, Page
 from elude_steer.steering import Steerer
 from elude_steer.visiting import (
@@ -20,7 +20,6 @@ from elude_steer.visiting import (
     Example,
     Pace,
     Picture,
-    StoppedError,
     Wanted,
     edit_name,
     examples_of,
@@ -156,13 +155,10 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
         notes += ["It has a region: mark it."] if recipe.steps[0].where or recipe.steps[0].mask else []
         return fill(board, recipe, 0, " ".join([*notes, "Bring its picture, and press Steer."]))
 
-    def explain(event: gr.EventData) -> Any:
-        return _told(lambda: page.specimen(event.sub_unit))
-
     # Every handler gives every value anew, changed or not: for `gr.skip` Gradio makes components that it never forgets.
     pressed, answered = [board, mark, *words], [board, easel, edits, reasons, taken, said]
     heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
-    heavy["trigger_mode"] = "multiple"  # the last press counts; the one before it ends
+    heavy |= {"trigger_mode": "multiple"}  # the last press counts; the one before it ends
     examples.select(choose, None, answered, **_QUIET)
     bring.upload(took, [bring, board], answered, show_progress="hidden", api_name="bring")
     press.click(steer, pressed, answered, **heavy, api_name="steer")
@@ -171,7 +167,7 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
     reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **_QUIET)
     for table in (reasons, specimen):
-        table.select(explain, None, specimen, **_QUIET)
+        table.select(_explainer(gr, page), None, specimen, **_QUIET)
     filled = [*answered, *words]
     edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
     shipped.input(fetch, shipped, filled, **_QUIET)
@@ -198,13 +194,19 @@ def _explore_tab(gr: Any, page: Page) -> None:
     def pick(event: gr.EventData) -> Any:
         return (event.word, *search(event.word))
 
-    def explain(event: gr.EventData) -> Any:
-        return _told(lambda: page.specimen(event.sub_unit))
-
     word.submit(search, word, [found, specimen], **_QUIET)
     concepts.select(pick, None, [word, found, specimen], **_QUIET)
     for table in (found, specimen):
-        table.select(explain, None, specimen, **_QUIET)
+        table.select(_explainer(gr, page), None, specimen, **_QUIET)
+
+
+def _explainer(gr: Any, page: Page) -> Callable[..., str]:
+    """Shows the sub-unit that was chosen."""
+
+    def explain(event: gr.EventData) -> str:
+        return _told(lambda: page.specimen(event.sub_unit))
+
+    return explain
 
 
 def _stopper(gr: Any, page: Page) -> Callable[..., None]:

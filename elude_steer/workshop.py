@@ -95,7 +95,7 @@ def export(
     """  # noqa: D301
     from elude_steer.documents import override
     from elude_steer.errors import SpecError
-    from elude_steer.recipe import load_recipe
+    from elude_steer.shipped import load_recipe
 
     loaded = load_recipe(recipe)
     if step > len(loaded.steps):
@@ -107,8 +107,7 @@ def export(
 
     hide_loading_bars()
     steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
-    where = chosen.mask or chosen.where or None
-    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=where, **settings_of(chosen))
+    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **settings_of(chosen))
     click.echo(export(steerer, plan, out))
 
 

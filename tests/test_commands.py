@@ -148,7 +148,7 @@ def test_an_exported_model_needs_nothing_of_ours(tmp_path):
     folder.mkdir()
     for number, scene in enumerate(scenes):
         scene.image.save(folder / f"{number:03d}.png")
-    from elude_steer.recipe import load_recipe
+    from elude_steer.shipped import load_recipe
     from elude_steer.steering import Steerer
 
     step = load_recipe("toyland-cats").steps[0]

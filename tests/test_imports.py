@@ -11,7 +11,7 @@ PACKAGE = Path(elude_steer.__file__).parent
 
 # The files in the order of the data: each imports only what stands before it.
 ORDER = [
-    "errors", "backends", "storage", "documents", "recipe", "hooks", "towers", "vlm", "images", "probing",
+    "errors", "backends", "storage", "documents", "recipe", "shipped", "hooks", "towers", "vlm", "images", "probing",
     "contributions", "sketching", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts",
     "labels", "manifest", "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions",
     "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results", "steering",

@@ -22,11 +22,12 @@ from PIL import Image
 
 from elude_steer import fragments, pages, visiting
 from elude_steer.documents import parse_document
-from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedError
 from elude_steer.pages import TUNABLE, Page
-from elude_steer.recipe import Recipe, SteeringSpec, StepSpec, load_recipe
+from elude_steer.recipe import Recipe, SteeringSpec, StepSpec
 from elude_steer.running import run_recipe, settings_of
-from elude_steer.visiting import Pace, Picture, StoppedError, Wanted
+from elude_steer.shipped import load_recipe
+from elude_steer.visiting import Pace, Picture, Wanted
 from elude_steer.vlm import PROMPT
 from tests.markup import Reader
 
@@ -616,7 +617,7 @@ def test_a_recipe_of_a_visitor_names_no_file_of_this_machine(tmp_path):
         (b"name: \xff\n", "the recipe cannot be read as UTF-8 text; give a YAML file"),
         (None, "the recipe cannot be read as UTF-8 text; give a YAML file"),
         (b"", "^the recipe:1: the document is empty"),
-        (b"name: a\natlas: b\nsteps: []\n", "the recipe has no steps; it needs at least one, with minus or plus words"),
+        (b"name: a\natlas: b\nsteps: []\n", "^the recipe: steps is empty; say at least one edit"),
         (b"name: a\natlas: b\nsteps: [{minus: dog}]\n", r"^the recipe:3: steps\[0\]\.minus: wants a list, not 'dog'"),
         (b"name: [\n", "^the recipe:2: not YAML"),
     ],

@@ -14,21 +14,8 @@ from elude_steer import recipe
 from elude_steer.documents import dump_document as dump_spec
 from elude_steer.documents import override, parse_document
 from elude_steer.errors import SpecError
-from elude_steer.recipe import (
-    AtlasSpec,
-    ClustersSpec,
-    ExpectSpec,
-    ModelSpec,
-    Recipe,
-    SteeringSpec,
-    StepSpec,
-    check_recipe,
-    list_recipes,
-    load_recipe,
-    load_spec,
-    parse_spec,
-    recipes_dir,
-)
+from elude_steer.recipe import AtlasSpec, ClustersSpec, ExpectSpec, ModelSpec, Recipe, SteeringSpec, StepSpec
+from elude_steer.shipped import check_recipe, list_recipes, load_recipe, load_spec, parse_spec, recipes_dir
 
 SMALL = """\
 name: small
@@ -161,7 +148,7 @@ def test_aliases_are_read_where_they_point():
 
 def test_reading_imports_no_numerics():
     code = (
-        "import sys, elude_steer.recipe as r; r.list_recipes(); sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+        "import sys, elude_steer.shipped as r; r.list_recipes(); sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

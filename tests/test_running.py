@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from elude_steer.errors import EludeSteerError, ImageError, SpecError
-from elude_steer.recipe import ExpectSpec, Recipe, SteeringSpec, StepSpec, load_recipe
+from elude_steer.recipe import ExpectSpec, Recipe, SteeringSpec, StepSpec
 from elude_steer.running import Ran, missing, run_recipe, settings_of, table, words
+from elude_steer.shipped import load_recipe
 
 DOG = "demos/images/toyland-dog.png"
 

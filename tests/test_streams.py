@@ -7,7 +7,7 @@ import elude_steer as es
 from elude_steer import towers, toyland
 from elude_steer.atlas import Atlas
 from elude_steer.errors import AtlasError
-from elude_steer.recipe import load_spec
+from elude_steer.shipped import load_spec
 from elude_steer.streams import FIRES, contrast, fired, on
 from elude_steer.vlm import Vlm
 from tests.test_atlas import make_atlas

@@ -7,8 +7,8 @@ import pytest
 from elude_steer import toyland
 from elude_steer.edits import Reading, World, toyland_world
 from elude_steer.errors import SpecError, StorageError
-from elude_steer.recipe import load_recipe
 from elude_steer.running import run_recipe
+from elude_steer.shipped import load_recipe
 from elude_steer.steering import Steerer
 from elude_steer.sweep import grid_points
 from elude_steer.tuning import GRIDS, Found, tune, tune_picture, tune_world

@@ -14,8 +14,8 @@ import pytest
 
 from elude_steer import toyland
 from elude_steer.pages import Page
-from elude_steer.recipe import load_recipe
 from elude_steer.running import run_recipe
+from elude_steer.shipped import load_recipe
 from elude_steer.visiting import Picture, Wanted, examples_of, region
 from elude_steer.vlm import PROMPT
 from tests.visitor import CHROMIUM, PHONE, WAIT, WIDE, Visitor, chromium, served

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elude_steer as es
 from elude_steer import probing
-from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec, load_spec
+from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
+from elude_steer.shipped import load_spec
 from tests.tiny import save_llava, save_pictures
 
 

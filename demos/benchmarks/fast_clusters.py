@@ -26,7 +26,7 @@ from sklearn.metrics import adjusted_rand_score
 from elude_steer.clusters import cluster
 from elude_steer.contributions import contributions
 from elude_steer.recipe import ClustersSpec
-from elude_steer.stages import _cluster_unit
+from elude_steer.stages import cluster_unit
 
 D_IN, UNITS, SIZE = 4304, 1152, 100
 LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
@@ -147,7 +147,7 @@ def work(store: Path, units: list[int], done: Path) -> None:
     found = []
     for number in units:
         rows = torch.from_numpy(q[np.sort(top[number])]).float()
-        found.append(len(_cluster_unit(rows, weights[number], spec)["sizes"]))
+        found.append(len(cluster_unit(rows, weights[number], spec)["sizes"]))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     done.write_text(json.dumps({"clusters": found, "peak_gb": peak}))
 
