@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ def hint(text: str) -> str:
 
 def complaint(error: Exception) -> str:
     """An error as a sentence in the page."""
-    return f'<div class="complaint" role="alert">{html.escape(str(error))}</div>'
+    # The same complaint twice is two texts, so that it is seen, and told by a screen reader, to have come again.
+    return f'<div class="complaint" role="alert" data-at="{time.monotonic_ns()}">{html.escape(str(error))}</div>'
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], Sequence[Any]]]) -> str:
@@ -82,9 +84,10 @@ def strip(title: str, pictures: Sequence[Image.Image]) -> str:
     return f'<h3>{html.escape(title)}</h3><div class="strip">{shown or none}</div>'
 
 
-def code(title: str, text: str, *, save_as: str | None = None) -> str:
-    """A text to copy, and to save where it has a file's name."""
-    save = f'<button type="button" data-save="{html.escape(save_as, quote=True)}">Save</button>' if save_as else ""
+def code(title: str, text: str, files: Mapping[str, str | None] | None = None) -> str:
+    """A text to copy, and to save where there are files: names, and their contents as addresses; None is the text."""
+    data = html.escape(json.dumps(dict(files or {})), quote=True)
+    save = f'<button type="button" data-save="{data}">Save</button>' if files else ""
     return (
         f'<div class="code"><div class="codehead"><h3>{html.escape(title)}</h3>'
         f'<button type="button" data-copy>Copy</button>{save}</div>'

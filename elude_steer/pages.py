@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import Image
@@ -15,7 +16,7 @@ from PIL import Image
 from elude_steer import fragments
 from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.figures import data_uri, fitted
-from elude_steer.images import open_image
+from elude_steer.images import MOST_PIXELS, open_image
 from elude_steer.plans import Settings
 from elude_steer.results import SteeredCaption
 from elude_steer.specimens import Specimens
@@ -28,6 +29,7 @@ from elude_steer.visiting import (
     Example,
     Picture,
     Wanted,
+    check_length,
     edit_name,
     placed,
     python_call,
@@ -52,12 +54,16 @@ HINTS: Mapping[str, str] = {
 class Page:
     """The page's answers to what visitors do; it keeps nothing of them but what is being worked on."""
 
-    def __init__(self, steerer: Steerer, examples: Sequence[Example] = ()) -> None:
+    def __init__(self, steerer: Steerer, examples: Sequence[Example] = (), *, public: bool = False) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
+        # Strangers bring no huge pictures, and are not told where the atlas lies.
+        self.most = 20_000_000 if public else MOST_PIXELS
+        self.atlas = steerer.atlas.name if public else known_as(steerer)
         self.specimens = Specimens(steerer.atlas, steerer.vlm)
         self.own = Settings.of(steerer.defaults)
         self.words = list(steerer.atlas.named().counts)
-        self._running: dict[str, threading.Event] = {}
+        self._running: dict[str, _Work] = {}
+        self._fresh = itertools.count(1)
         # Two threads for all that is heavy, always the same: each keeps memory of its own for what it once computed.
         self._workers = ThreadPoolExecutor(2)
 
@@ -74,32 +80,32 @@ class Page:
     @contextmanager
     def working(self, visitor: str, told: Callable[[int], object] = lambda tokens: None) -> Iterator[None]:
         """Inside, what the model does can be stopped, and `told` hears of every token; a visitor's old work ends."""
-        self.stop(visitor)
-        stop = self._running[visitor] = threading.Event()
+        self.stop(visitor, "")
+        work = self._running[visitor] = _Work()
 
         def step(tokens: int) -> None:
-            if stop.is_set():
-                raise StoppedError("stopped.")
+            work.go_on()
             told(tokens)
 
         try:
             with telling(step):
                 yield
+            work.go_on()  # an answer that nobody waits for any more is none
         finally:
-            if self._running.get(visitor) is stop:
+            if self._running.get(visitor) is work:
                 del self._running[visitor]
 
-    def stop(self, visitor: str) -> None:
-        """Ends what is being done for a visitor, if anything is."""
-        running = self._running.get(visitor)
-        if running is not None:
-            running.set()
+    def stop(self, visitor: str, because: str = "Stopped.") -> None:
+        """Ends what is being done for a visitor, if anything is; no reason is given where something else takes over."""
+        work = self._running.get(visitor)
+        if work is not None:
+            work.stopped = because
 
     def settings(self, values: Sequence[Any]) -> dict[str, Any]:
         """What stands in the folded settings, as far as it differs from the atlas's own."""
         given = dict(zip(TUNABLE, values, strict=True))
         text = "" if given["nu"] is None else str(given["nu"]).strip()
-        given["nu"] = int(text) if text.removeprefix("-").isdecimal() else text
+        given["nu"] = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else text
         for name in ("kappa", "fill"):
             if isinstance(given[name], float) and given[name].is_integer():
                 given[name] = int(given[name])
@@ -112,16 +118,36 @@ class Page:
 
     def steer(self, wanted: Wanted) -> SteeredCaption:
         """Both captions of a picture."""
-        image = _pixels(wanted.picture)
-        if not wanted.minus and not wanted.plus:
-            raise SpecError("say what should go or come: pick a word, or type one.")
+        image = self._pixels(wanted.checked().picture)
         where, settings = placed(wanted)
+        if where is None and not wanted.minus and settings.get("mode", self.own.mode) == "place":
+            raise SpecError(
+                f"'{wanted.plus[0]}' needs a place: name what it replaces under Remove, or mark where on the picture."
+            )
         plan, notes = self.steerer.planned(wanted.minus, wanted.plus, where, settings)
         return self.steerer.explain(image, plan, prompt=wanted.prompt or PROMPT, notes=notes)
+
+    def _remarks(self, wanted: Wanted) -> list[str]:
+        """What stands folded away or on the picture and made a difference."""
+        marked = placed(wanted)[0] is not None
+        given = ", ".join(f"{name} {value}" for name, value in wanted.settings.items())
+        notes = [f"Settings that are not the atlas's own: {given}."] if given else []
+        if marked and wanted.settings.get("mode", self.own.mode) == "scale":
+            notes.append("There is a mark, so place did it: scale has no region.")
+        if marked and wanted.minus:
+            added = "What is added went to the mark, what is removed goes where it fires."
+            notes.append(added if wanted.plus else "Removed in the marked region alone.")
+        return notes
+
+    def _pixels(self, picture: Picture | None) -> Any:
+        if picture is None:
+            raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
+        return picture.opened(self.most)
 
     def answered(self, board: Board, wanted: Wanted) -> tuple[Board, SteeredCaption]:
         """Both captions of a picture, and the board with all there is to tell about them."""
         result = self.steer(wanted)
+        result = replace(result, notes=(*result.notes, *self._remarks(wanted)))
         view, reasons, taken = self.views(result), self.reasons(result), self.take_home(wanted)
         return replace(board, view=view, reasons=reasons, taken=taken), result
 
@@ -130,15 +156,20 @@ class Page:
         example = self.examples[number]
         picture = Picture.of(example.path)
         box = () if step is None else example.recipe.steps[step].where
-        return Board(picture, self.view(picture, box), self.edits(number))
+        return Board(picture, self.view(picture, box, number), self.edits(number))
 
-    def brought(self, picture: Picture) -> Board:
+    def brought(self, path: str | Path) -> Board:
         """A picture that somebody brought."""
+        picture = Picture.of(path, most=self.most)
         return Board(picture, self.view(picture))
+
+    def released(self, board: Board, given: Sequence[Any]) -> list[Any]:
+        """The question and the settings for the next picture: what an edit had brought leaves with the last one."""
+        return [PROMPT, *self.fields()] if tuple(given) == board.given else list(given)
 
     def find(self, wanted: Wanted) -> Found:
         """Captions under a dozen settings around the atlas's own, best first."""
-        image = _pixels(wanted.picture)
+        image = self._pixels(wanted.checked().picture)
         if len(wanted.minus) != 1 or len(wanted.plus) > 1:
             raise SpecError("settings are tried for one word that goes, and at most one that comes in its place.")
         if wanted.mark:
@@ -150,12 +181,14 @@ class Page:
         prompt = wanted.prompt or PROMPT
         return tune(self.steerer, image, minus=wanted.minus[0], plus=plus, grid=grid, prompt=prompt)
 
-    def view(self, picture: Picture, box: Sequence[float] = ()) -> dict[str, Any]:
+    def view(self, picture: Picture, box: Sequence[float] = (), example: int | None = None) -> dict[str, Any]:
         """The picture alone, as the page shows it, with a box of pixels marked on it or none."""
-        image = picture.opened()
+        image = picture.opened(self.most)
         sides = (image.width, image.height) * 2
         shares = [value / side for value, side in zip(box, sides, strict=bool(box))]
-        return {"views": [_view("picture", fitted(image, SHOWN))], "chosen": 0, "fresh": True, "box": shares}
+        # Counted, so that the same picture chosen once more is told from the one that stands there.
+        fresh = {"fresh": next(self._fresh), "box": shares, "example": example}
+        return {"views": [_view("picture", fitted(image, SHOWN))], "chosen": 0, **fresh}
 
     def views(self, result: SteeredCaption) -> dict[str, Any]:
         """The picture, and the picture with a heat map for each word; the first word's is in sight."""
@@ -193,6 +226,7 @@ class Page:
 
     def search(self, word: str) -> str:
         """The sub-units that match a word."""
+        check_length(word)
         atlas = self.steerer.atlas
         matches = atlas.named().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="label")
         rows = [
@@ -229,10 +263,12 @@ class Page:
         """The present state as a recipe and as a Python call."""
         name = wanted.picture.name if wanted.picture else "photo.png"
         where, settings = placed(wanted)
-        mask, atlas = "mark.png" if where is not None else None, known_as(self.steerer)
-        done = replace(wanted, settings=settings)
-        recipe, call = recipe_text(name, done, atlas, mask=mask), python_call(name, done, atlas, mask=mask)
-        return fragments.code("Recipe", recipe, save_as="steering.yaml") + fragments.code("The same in Python", call)
+        mask, done = "mark.png" if where is not None else None, replace(wanted, settings=settings)
+        recipe, call = recipe_text(name, done, self.atlas, mask=mask), python_call(name, done, self.atlas, mask=mask)
+        files: dict[str, str | None] = {"steering.yaml": None}
+        if where is not None:
+            files["mark.png"] = data_uri(Image.fromarray(where))
+        return fragments.code("Recipe", recipe, files) + fragments.code("The same in Python", call)
 
     def examples_strip(self) -> str:
         """The examples' pictures as buttons."""
@@ -251,10 +287,15 @@ class Page:
         return fragments.choices("Edits to try", buttons)
 
 
-def _pixels(picture: Picture | None) -> Any:
-    if picture is None:
-        raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
-    return picture.opened()
+@dataclass
+class _Work:
+    """What is being done for a visitor."""
+
+    stopped: str | None = None  # why, once it is
+
+    def go_on(self) -> None:
+        if self.stopped is not None:
+            raise StoppedError(self.stopped)
 
 
 def _view(name: str, image: Image.Image) -> dict[str, str]:

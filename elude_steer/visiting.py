@@ -7,7 +7,7 @@ import io
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -19,8 +19,9 @@ from PIL import Image
 from elude_steer import fragments
 from elude_steer.documents import dump_document
 from elude_steer.errors import ImageError, SpecError
-from elude_steer.images import open_image
+from elude_steer.images import MOST_PIXELS, open_image
 from elude_steer.manifest import EMBEDDED
+from elude_steer.plans import Settings
 from elude_steer.recipe import Recipe, SteeringSpec, StepSpec
 from elude_steer.shipped import list_recipes, load_recipe, parse_recipe
 from elude_steer.vlm import PROMPT
@@ -28,6 +29,7 @@ from elude_steer.vlm import PROMPT
 SHOWN = 480  # pixels of the longer side of pictures in the page
 SIGNS = {"minus": "\N{MINUS SIGN} ", "plus": "+ "}
 _LONGEST_MARK = 2_000_000  # characters; a mark of the page is a small part of that
+_LONGEST_WORD, _LONGEST_QUESTION, _LONGEST_RECIPE = 100, 1000, 100_000  # characters; YAML is slow to read
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,19 @@ class Picture:
     data: bytes
 
     @classmethod
-    def of(cls, path: str | Path, name: str | None = None) -> Picture:
-        """The picture of a file; raises where it is none."""
+    def of(cls, path: str | Path, *, most: int = MOST_PIXELS) -> Picture:
+        """The picture of a file; raises where it is none, or has more than `most` pixels."""
         try:
-            picture = cls(name or Path(path).name, Path(path).read_bytes())
+            picture = cls(Path(path).name, Path(path).read_bytes())
         except OSError as error:
             raise ImageError(f"'{Path(path).name}' cannot be read: {error.strerror or error}.") from error
-        picture.opened()
+        picture.opened(most)
         return picture
 
-    def opened(self) -> Any:
+    def opened(self, most: int = MOST_PIXELS) -> Any:
         """Its pixels."""
         try:
-            return open_image(self.data)
+            return open_image(self.data, most=most)
         except ImageError as error:
             raise ImageError(str(error).replace("the given bytes", f"'{Path(self.name).name}'")) from error
 
@@ -66,6 +68,16 @@ class Wanted:
     prompt: str
     settings: Mapping[str, Any]
 
+    def checked(self) -> Wanted:
+        """The same; raises where nothing is said, or too much."""
+        if not self.minus and not self.plus:
+            raise SpecError("say what should go or come: pick a word, or type one.")
+        for word in (*self.minus, *self.plus):
+            check_length(word)
+        if len(self.prompt) > _LONGEST_QUESTION:
+            raise SpecError(f"a question has at most {_LONGEST_QUESTION:,} letters here.")
+        return self
+
 
 @dataclass(frozen=True)
 class Board:
@@ -77,6 +89,7 @@ class Board:
         edits: what an example's recipe does, as buttons.
         reasons: the sub-units of the last answer.
         taken: the last answer as a recipe and a Python call.
+        given: the question and the settings that an edit brought; they leave with the picture.
     """
 
     picture: Picture | None = None
@@ -84,6 +97,7 @@ class Board:
     edits: str = ""
     reasons: str = fragments.table("The sub-units that were changed", (), [])
     taken: str = fragments.table("The present state to take home", (), [])
+    given: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,12 @@ class Pace:
             if sum(map(len, self._pressed.values())) >= self.together:
                 raise SpecError("many people are on this page just now; try again in a minute.")
             self._pressed[visitor].append(now)
+
+
+def check_length(word: str) -> None:
+    """Raises where a word is too long to be one."""
+    if len(word) > _LONGEST_WORD:
+        raise SpecError(f"'{word[:20]}…' has {len(word):,} letters; a word or a few have at most {_LONGEST_WORD} here.")
 
 
 def region(mark: str | None) -> np.ndarray | None:
@@ -178,12 +198,24 @@ def edit_name(step: StepSpec) -> str:
 def read_recipe(path: str | Path) -> Recipe:
     """A recipe that somebody gives to the page; its pictures are theirs, not files of this machine."""
     try:
+        if Path(path).stat().st_size > _LONGEST_RECIPE:
+            raise SpecError(f"the recipe has more than {_LONGEST_RECIPE:,} characters; give one with fewer edits.")
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError("the recipe cannot be read as UTF-8 text; give a YAML file.") from error
     recipe = parse_recipe(text, "the recipe")
     steps = tuple(replace(step, mask=step.mask and Path(step.mask).name) for step in recipe.steps)
     return replace(recipe, image=None, steps=steps)
+
+
+def left_out(recipe: Recipe, fields: Collection[str], own: Settings, atlas: str) -> list[str]:
+    """What a recipe's first edit says otherwise than the atlas and the page has no field for, in sentences."""
+    given = {name: value for name, value in vars(recipe.steps[0].settings).items() if value is not None}
+    said = {name for name, value in given.items() if value != getattr(own, name)} - set(fields)
+    said |= {"max_new_tokens"} if recipe.max_new_tokens != Recipe.max_new_tokens else set()
+    notes = [f"This page has no field for {', '.join(sorted(said))}: left out."] if said else []
+    mine = recipe.atlas == atlas or Path(recipe.atlas).name == atlas
+    return notes + ([] if mine else [f"It was written for atlas '{Path(recipe.atlas).name}', this page has '{atlas}'."])
 
 
 def examples_of(atlas: str) -> list[Example]:

@@ -6,8 +6,10 @@ hosts, and every visitor has a session of their own.
 
 import html
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,16 @@ from elude_steer.visiting import (
     Board,
     Example,
     Pace,
-    Picture,
     Wanted,
     edit_name,
     examples_of,
+    left_out,
     read_recipe,
 )
 from elude_steer.vlm import PROMPT
 
 BEGIN = "Pick a word to remove or to add, and press Steer."
+_LOCAL = ("127.0.0.1", "localhost", "::1")
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Before the press reaches the server, the mark on the easel is put in its place among the inputs.
 _WITH_MARK = "(board, mark, ...rest) => [board, window.eludeSteerMark(), ...rest]"
@@ -94,22 +97,28 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
         given = page.settings(values)
         return Wanted(board.picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
 
-    def choose(event: gr.EventData) -> Any:
-        return *shown(page.board(event.example)), fragments.hint(BEGIN)
+    def choose(event: gr.EventData, request: gr.Request, old: Board, *words: Any) -> Any:
+        page.stop(visitor(request), "")
+        return anew(old, page.board(event.example), fragments.hint(BEGIN), words)
 
-    def took(path: Any, board: Board) -> Any:
+    def took(request: gr.Request, path: Any, old: Board, tried: str, specimen: str, *words: Any) -> Any:
         try:
-            return *shown(page.brought(Picture.of(path))), fragments.hint(BEGIN)
+            board = page.run(lambda: page.brought(path))
         except EludeSteerError as error:
-            return *shown(board), fragments.complaint(error)
+            return *shown(old), fragments.complaint(error), tried, specimen, *words
+        page.stop(visitor(request), "")
+        return anew(old, board, fragments.hint(BEGIN), words)
+
+    def anew(old: Board, board: Board, said: str, words: Sequence[Any]) -> Any:
+        return *shown(board), said, "", "", *words[:2], *page.released(old, words[2:])
 
     def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
         try:
             asked = wanted(*inputs)
             with working(request, progress):
                 board, answer = page.run(lambda: page.answered(inputs[0], asked))
-        except StoppedError:
-            return *shown(inputs[0]), fragments.hint("Stopped.")
+        except StoppedError as why:  # by now another picture may stand there: nothing of this one comes back
+            return [gr.skip()] * 5 + [fragments.hint(str(why)) if str(why) else gr.skip()]
         except EludeSteerError as error:
             return *shown(inputs[0]), fragments.complaint(error)
         return *shown(board), fragments.captions(answer)
@@ -119,16 +128,15 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
             asked = wanted(*inputs)
             with working(request, progress):
                 return page.tried(page.run(lambda: page.find(asked)))
-        except StoppedError:
-            return fragments.hint("Stopped.")
+        except StoppedError as why:
+            return fragments.hint(str(why)) if str(why) else gr.skip()
         except EludeSteerError as error:
             return fragments.complaint(error)
 
     def working(request: Any, progress: Any) -> Any:
-        visitor = str(request.session_hash)
         if pace:
-            pace.check(visitor)
-        return page.working(visitor, lambda tokens: progress(None, desc=f"{tokens} words or parts of words"))
+            pace.check(counted(request))
+        return page.working(visitor(request), lambda tokens: progress((tokens, 64), unit="words or parts of words"))
 
     def use(event: gr.EventData) -> Any:
         return page.fields({name: event._data[name] for name in TUNABLE if name in event._data})
@@ -136,42 +144,58 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     def fill(board: Board, recipe: Any, step: int, note: str = "") -> Any:
         edit = recipe.steps[step]
         said = fragments.hint(note or f"{edit_name(edit)}: press Steer.")
-        given = [list(edit.minus), list(edit.plus), recipe.prompt, *page.fields(vars(edit.settings))]
-        return *shown(board), said, *given
+        given = (recipe.prompt, *page.fields(vars(edit.settings)))
+        return *shown(replace(board, given=given)), said, "", "", list(edit.minus), list(edit.plus), *given
 
-    def begin(event: gr.EventData) -> Any:
+    def begin(request: gr.Request, event: gr.EventData) -> Any:
+        page.stop(visitor(request), "")
         return fill(page.board(event.example, event.step), page.examples[event.example].recipe, event.step)
 
-    def fetch(chosen: str) -> Any:
+    def fetch(request: gr.Request, chosen: str) -> Any:
+        page.stop(visitor(request), "")
         number, step = map(int, chosen.split("/"))
         return fill(page.board(number, step), page.examples[number].recipe, step)
 
-    def load(path: Any, board: Board, *words: Any) -> Any:
+    def load(path: Any, board: Board, tried: str, specimen: str, *words: Any) -> Any:
         try:
             recipe = read_recipe(path)
         except EludeSteerError as error:
-            return *shown(board), fragments.complaint(error), *words
+            return *shown(board), fragments.complaint(error), tried, specimen, *words
         notes = [f"The first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
-        notes += ["It has a region: mark it."] if recipe.steps[0].where or recipe.steps[0].mask else []
+        notes += left_out(recipe, TUNABLE, page.own, page.steerer.atlas.name)
+        notes += ["It has a region: mark it."] if recipe.steps[0].region else []
         return fill(board, recipe, 0, " ".join([*notes, "Bring its picture, and press Steer."]))
 
     # Every handler gives every value anew, changed or not: for `gr.skip` Gradio makes components that it never forgets.
     pressed, answered = [board, mark, *words], [board, easel, edits, reasons, taken, said]
     heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
     heavy |= {"trigger_mode": "multiple"}  # the last press counts; the one before it ends
-    examples.select(choose, None, answered, **_QUIET)
-    bring.upload(took, [bring, board], answered, show_progress="hidden", api_name="bring")
-    press.click(steer, pressed, answered, **heavy, api_name="steer")
-    tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
-    stop.click(_stopper(gr, page), None, None, queue=False, **_QUIET)
-    tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
+    unheard = {**heavy, "api_visibility": "private"}
+    filled = [*answered, tried, specimen, *words]
+    steered = press.click(steer, pressed, answered, **heavy, api_name="steer")
+    examples.select(choose, [board, *words], filled, **_QUIET)
+    bring.upload(took, [bring, board, tried, specimen, *words], filled, show_progress="hidden", api_name="bring")
+    edited = edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **unheard)
+    shipped.input(fetch, shipped, filled, **_QUIET)
+    given.upload(load, [given, board, tried, specimen, *words], filled, **_QUIET)
+    found = tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
+    used = tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **unheard)
+    stop.click(_stopper(gr, page), None, None, queue=False, cancels=[edited, steered, found, used], **_QUIET)
     reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **_QUIET)
     for table in (reasons, specimen):
         table.select(_explainer(gr, page), None, specimen, **_QUIET)
-    filled = [*answered, *words]
-    edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **heavy, api_visibility="private")
-    shipped.input(fetch, shipped, filled, **_QUIET)
-    given.upload(load, [given, board, *words], filled, **_QUIET)
+
+
+def visitor(request: Any) -> str:
+    """Whose page it is."""
+    return str(request.session_hash)
+
+
+def counted(request: Any) -> str:
+    """Whose presses are counted together: an address's, for sessions are the visitor's own to name."""
+    host = request.client.host if request.client else ""
+    # Behind a tunnel that does not say for whom it asks, everybody would be one.
+    return visitor(request) if host in ("", *_LOCAL) else host
 
 
 def shown(board: Board) -> tuple[Any, ...]:
@@ -213,9 +237,18 @@ def _stopper(gr: Any, page: Page) -> Callable[..., None]:
     """Ends the work of the visitor who asks for it, or who left."""
 
     def stop(request: gr.Request) -> None:
-        page.stop(str(request.session_hash))
+        page.stop(visitor(request))
 
     return stop
+
+
+def _check_host(host: str) -> None:
+    """Raises where an address is none of this machine's."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            free.bind((host, 0))
+    except OSError as error:
+        raise SpecError(f"'{host}' is no address of this machine; give another --host.") from error
 
 
 def _told(answer: Callable[[], str]) -> str:
@@ -227,7 +260,9 @@ def _told(answer: Callable[[], str]) -> str:
 
 
 def _words(gr: Any, page: Page, label: str, name: str) -> Any:
-    return gr.Dropdown(page.words, label=label, multiselect=True, allow_custom_value=True, elem_id=name, max_choices=8)
+    return gr.Dropdown(
+        page.words, value=[], label=label, multiselect=True, allow_custom_value=True, elem_id=name, max_choices=8
+    )
 
 
 def _recipes(page: Page) -> list[tuple[str, str]]:
@@ -279,9 +314,10 @@ def serve(
         told: told the page's address.
     """
     gr = backends.require("gradio", "the demo")
-    page = Page(steerer, examples_of(steerer.atlas.name) if examples is None else examples)
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    public = share or host not in ("127.0.0.1", "localhost", "::1")
+    _check_host(host)  # Gradio would wait for it for ever
+    public = share or host not in _LOCAL
+    page = Page(steerer, examples_of(steerer.atlas.name) if examples is None else examples, public=public)
     app = make_app(page, pace=Pace(20, 120) if public else None)
     # A few at a time; who comes when many wait is told so.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
@@ -307,8 +343,8 @@ def serve(
             run_history=False,  # nothing of what visitors do is kept
         )
     except OSError as error:  # Gradio's words for a port or an address that cannot be had
-        what = f"port {port} of {host}" if port else f"{host}, from port 7860 on,"
-        raise SpecError(f"{what} cannot be used: it is taken, or not of this machine; give another --port.") from error
+        what = f"port {port} of {host} is" if port else f"the ports of {host} from 7860 on are"
+        raise SpecError(f"{what} taken, or not for you to use; give another --port.") from error
     threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
     if told is not None:
         told(shared or address)

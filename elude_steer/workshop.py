@@ -116,7 +116,7 @@ def export(
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
 @with_options(*LOADING)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Who may see it; by default this machine alone.")
-@click.option("--port", type=int, help="[default: the first that is free from 7860 on]")
+@click.option("--port", type=click.IntRange(1, 65535), help="[default: the first that is free from 7860 on]")
 @click.option("--share", is_flag=True, help="A public address, through Gradio's servers.")
 @click.option("--auth", metavar="NAME:PASSWORD", help="What visitors have to give.")
 @click.option("--no-browser", is_flag=True, help="Do not open one.")

@@ -157,9 +157,9 @@ def test_as_a_program_without_a_terminal(spec_file, pictures, tmp_path):
 
 
 def test_an_unexpected_error_is_one_line_too(run, monkeypatch):
-    from elude_steer import recipe
+    from elude_steer import shipped
 
-    monkeypatch.setattr(recipe, "list_recipes", lambda: 1 / 0)
+    monkeypatch.setattr(shipped, "list_recipes", lambda: 1 / 0)
     code, _, err = run("recipes", "list")
     assert code == 1
     assert "unexpected ZeroDivisionError: division by zero (ELUDE_STEER_DEBUG=1 shows where" in one_line(err)

@@ -67,7 +67,7 @@ def everything(text):
         "choices": fragments.choices(text, [button, button]),
         "strip": fragments.strip(text, [PICTURE, PICTURE]),
         "empty strip": fragments.strip(text, []),
-        "code": fragments.code(text, text, save_as=text),
+        "code": fragments.code(text, text, {text: None}),
     }
 
 
@@ -94,7 +94,8 @@ def test_a_text_from_outside_is_read_as_it_was_written(text):
     assert values(pages["choices"], "aria-label") == [text]
     assert values(pages["strip"], "alt") == [f"{text}: 1", f"{text}: 2"]
     assert values(pages["table"], "aria-label") == [text]
-    assert values(pages["code"], "data-save") == values(pages["code"], "aria-label") == [text]
+    assert values(pages["code"], "aria-label") == [text]
+    assert [json.loads(value) for value in values(pages["code"], "data-save")] == [{text: None}]
     assert Reader(pages["code"]).words.count(text) == 2  # title and text, to the letter
 
 
@@ -208,6 +209,7 @@ def test_a_text_to_copy_is_the_text(text):
 
 def test_only_a_text_with_a_files_name_can_be_saved():
     assert values(fragments.code("Recipe", "a: b"), "data-save") == []
-    saved = fragments.code("Recipe", "a: b", save_as="steering.yaml")
-    assert values(saved, "data-save") == ["steering.yaml"]
+    files = {"steering.yaml": None, "mark.png": "data:image/png;base64,AA=="}
+    saved = fragments.code("Recipe", "a: b", files)
+    assert [json.loads(value) for value in values(saved, "data-save")] == [files]
     assert len(values(saved, "data-copy")) == 1

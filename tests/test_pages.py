@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import shutil
 import struct
 import subprocess
 import threading
@@ -20,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from elude_steer import fragments, pages, visiting
+from elude_steer import Steerer, fragments, pages, visiting
+from elude_steer.atlas import Atlas
 from elude_steer.documents import parse_document
 from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedError
 from elude_steer.pages import TUNABLE, Page
@@ -114,7 +116,6 @@ def test_a_picture_keeps_its_bytes_and_its_name(tmp_path):
     assert taken == Picture("toyland-dog.png", DOG.read_bytes()) == Picture.of(str(DOG))
     with Image.open(DOG) as image:
         assert np.array_equal(np.asarray(taken.opened()), np.asarray(image.convert("RGB")))
-    assert Picture.of(DOG, "mine.png").name == "mine.png"
 
 
 def test_what_is_no_picture_is_refused_by_its_name_alone(tmp_path):
@@ -349,9 +350,7 @@ def test_what_was_tried_can_be_chosen_and_says_the_same_then(page):
     assert Reader(told).text.count(found.rows[0]["caption"]) >= 1
 
 
-@pytest.mark.parametrize(
-    ("minus", "plus"), [([], ["dog"]), (["dog", "motorcycle"], []), (["dog"], ["biker", "cow"]), ([], [])]
-)
+@pytest.mark.parametrize(("minus", "plus"), [([], ["dog"]), (["dog", "motorcycle"], []), (["dog"], ["biker", "cow"])])
 def test_settings_are_found_for_one_word(page, minus, plus):
     with pytest.raises(SpecError, match="settings are tried for one word that goes, and at most one that comes"):
         page.find(wanted(minus=minus, plus=plus))
@@ -534,7 +533,7 @@ def test_what_is_taken_home_says_the_same_there(page, at_home, given):
 
 @names
 def test_whatever_the_picture_is_called(page, at_home, name):
-    asked = wanted(Picture.of(DOG, name), plus=["biker"], nu=6)
+    asked = wanted(Picture(name, DOG.read_bytes()), plus=["biker"], nu=6)
     assert at_home(asked) == (page.steer(asked).caption,) * 2
 
 
@@ -601,7 +600,107 @@ def test_what_was_taken_home_can_be_brought_back(page, tmp_path):
     assert page.settings(page.fields(vars(step.settings))) == asked.settings
 
 
+def test_the_mark_goes_home_as_it_was_when_it_was_answered(page):
+    told = page.take_home(wanted(plus=["biker"], mark=CORNER))
+    (files,) = (json.loads(value) for _, name, value in Reader(told).attributes if name == "data-save")
+    assert list(files) == ["steering.yaml", "mark.png"]
+    assert files["steering.yaml"] is None
+    assert np.array_equal(visiting.region(files["mark.png"]), visiting.region(CORNER))
+
+
+# What is told under the captions
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, []),
+        ({"nu": 6, "gamma": -5.0}, ["Settings that are not the atlas's own: nu 6, gamma -5.0."]),
+        ({"mark": True}, ["Removed in the marked region alone."]),
+        (
+            {"mark": True, "plus": ["biker"]},
+            ["What is added went to the mark, what is removed goes where it fires."],
+        ),
+        ({"mark": True, "minus": [], "plus": ["biker"]}, []),
+        (
+            {"mark": True, "mode": "scale"},
+            [
+                "Settings that are not the atlas's own: mode scale.",
+                "There is a mark, so place did it: scale has no region.",
+                "Removed in the marked region alone.",
+            ],
+        ),
+    ],
+)
+def test_what_made_a_difference_out_of_sight_is_told(page, given, told):
+    asked = wanted(**{**given, "mark": CORNER if given.get("mark") else None})
+    _, result = page.answered(page.board(1), asked)
+    assert list(result.notes)[len(result.notes) - len(told) :] == told
+    assert not any("Settings" in note for note in result.notes[: len(result.notes) - len(told)])
+
+
+def test_what_is_added_alone_is_asked_for_its_place_in_the_pages_words(page):
+    with pytest.raises(SpecError, match="'cat' needs a place: name what it replaces under Remove, or mark where on"):
+        page.steer(wanted(minus=[], plus=["cat"]))
+    assert page.steer(wanted(minus=[], plus=["cat"], mode="scale")).plan.words("plus") == ("cat",)
+
+
+def test_words_and_questions_have_a_longest_length(page):
+    for press in (page.steer, page.find):
+        with pytest.raises(SpecError, match="a…' has 101 letters; a word or a few have at most 100"):
+            press(wanted(minus=["a" * 101]))
+        with pytest.raises(SpecError, match="a question has at most 1,000 letters here"):
+            press(wanted(prompt="a" * 1001))
+    with pytest.raises(SpecError, match="has 5,000 letters"):
+        page.search("a" * 5000)
+    assert page.settings(["place", 24, "9" * 5000, -15, 15, 20, 80])["nu"] == "9" * 5000  # refused as no number
+
+
+def test_what_an_edit_brought_leaves_with_the_picture(page):
+    given = ("What is it?", *page.fields({"nu": 40}))
+    board = replace(page.board(0), given=given)
+    assert page.released(board, given) == [PROMPT, *page.fields()]
+    mine = [PROMPT, *page.fields({"nu": 40})]  # as somebody typed it
+    assert page.released(board, mine) == mine
+    assert page.released(page.board(0), mine) == mine
+
+
+# Pages that strangers see
+
+
+def test_strangers_bring_no_huge_pictures_and_are_not_told_where_the_atlas_lies(steerer, tmp_path):
+    public, own = Page(steerer, public=True), Page(steerer)
+    Image.new("1", (5000, 4100)).save(tmp_path / "large.png")
+    with pytest.raises(ImageError, match=r"'large\.png' cannot be .* 5000 x 4100 pixels are more than 20,"):
+        public.brought(tmp_path / "large.png")
+    assert own.brought(tmp_path / "large.png").picture.name == "large.png"
+    shutil.copytree(steerer.atlas.folder, tmp_path / "here")
+    moved = Steerer(steerer.vlm, Atlas.load(tmp_path / "here"), steerer.matcher)
+    assert str(tmp_path) in Page(moved).take_home(wanted())
+    assert str(tmp_path) not in Page(moved, public=True).take_home(wanted())
+
+
 # Recipes and examples
+
+
+def test_what_the_page_has_no_field_for_is_told(page, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: a\natlas: there/ours\nmax_new_tokens: 9\n"
+        "steps: [{minus: [dog], settings: {nu: 6, per: image, smooth: false, level: stream}}]\n"
+    )
+    assert visiting.left_out(visiting.read_recipe(path), TUNABLE, page.own, "toyland") == [
+        "This page has no field for max_new_tokens, per, smooth: left out.",
+        "It was written for atlas 'ours', this page has 'toyland'.",
+    ]
+    for example in page.examples:
+        assert visiting.left_out(example.recipe, TUNABLE, page.own, "toyland") == []
+
+
+def test_a_recipe_that_is_too_long_is_not_read(tmp_path):
+    (tmp_path / "long.yaml").write_text("name: a\natlas: b\nsteps: [{minus: [dog]}]\n" + "#" * 100_000)
+    with pytest.raises(SpecError, match="the recipe has more than 100,000 characters"):
+        visiting.read_recipe(tmp_path / "long.yaml")
 
 
 def test_a_recipe_of_a_visitor_names_no_file_of_this_machine(tmp_path):
@@ -817,7 +916,7 @@ def test_a_stop_ends_a_caption_under_way(page, press, said, answer):
     done, held = press("ann", getattr(page, answer))
     page.stop("ann")
     held.go.set()
-    with pytest.raises(StoppedError, match="stopped"):
+    with pytest.raises(StoppedError, match="Stopped"):
         done.result(20)
     assert held.tokens == [1]
     assert page._running == {}

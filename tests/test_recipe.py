@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elude_steer import recipe
+from elude_steer import shipped
 from elude_steer.documents import dump_document as dump_spec
 from elude_steer.documents import override, parse_document
 from elude_steer.errors import SpecError
@@ -284,8 +284,8 @@ def test_it_is_a_value_error_too():
 
 
 def test_round_trip_of_every_shipped_recipe():
-    for shipped in list_recipes():
-        spec = check_recipe(shipped.path)
+    for one in list_recipes():
+        spec = check_recipe(one.path)
         assert parse_document(type(spec), dump_spec(spec)) == spec
 
 
@@ -446,7 +446,7 @@ def test_a_missing_recipe_is_named_with_the_closest():
 def test_recipes_inside_the_package_come_first(tmp_path, monkeypatch):
     package = tmp_path / "elude_steer"
     package.mkdir()
-    monkeypatch.setattr(recipe, "__file__", str(package / "recipe.py"))
+    monkeypatch.setattr(shipped, "__file__", str(package / "shipped.py"))
     assert recipes_dir() == tmp_path.resolve() / "recipes"
     assert list_recipes() == []
     (package / "recipes" / "steering").mkdir(parents=True)
@@ -594,8 +594,8 @@ def test_a_mask_is_the_name_of_a_file(mine, mask):
 
 def test_a_brief_text_of_every_shipped_recipe_reads_back_to_it():
     kinds = set()
-    for shipped in list_recipes():
-        spec = check_recipe(shipped.path)
+    for one in list_recipes():
+        spec = check_recipe(one.path)
         brief = dump_spec(spec, brief=True)
         assert parse_document(type(spec), brief) == spec
         assert len(brief) < len(dump_spec(spec))

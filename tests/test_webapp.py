@@ -151,7 +151,7 @@ def test_a_marked_region_gets_what_is_added(visit, page):
     assert visitor.captions() == expected(page, "teddy", plus=["cat"], mark=mark)
     visitor.page.locator("#easel .clear").click()
     assert visitor.mark() == ""
-    assert "can only be placed somewhere" in visitor.press()
+    assert "name what it replaces under Remove, or mark where" in visitor.press()
     visitor.paint((0.5, 0.5))
     visitor.example("dog")  # another picture takes the mark away
     assert visitor.mark() == ""
@@ -472,11 +472,152 @@ def test_half_a_password_is_refused(given):
     ]
 
 
+@pytest.fixture(scope="module")
+def slow_address():
+    with served(command=[sys.executable, "-m", "tests.slow_demo", "demo", "--no-browser"]) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def slow(browser, slow_address):
+    """A visitor of a page whose model takes seconds, with a press under way on the dog."""
+    visitor = Visitor(browser, slow_address)
+    visitor.example("dog")
+    visitor.words("minus", "dog")
+    visitor.words("plus", "biker")
+    visitor.press()  # the first one also warms up
+    visitor.words("plus", "cow")
+    visitor.start()
+    visitor.page.wait_for_selector("#said .progress-bar", timeout=WAIT)
+    yield visitor
+    assert visitor.problems == []
+    visitor.close()
+
+
+def settled(visitor, milliseconds=7000):
+    """What stands there when whatever was under way would have been done."""
+    visitor.page.wait_for_timeout(milliseconds)
+    return seen(visitor), visitor.html()
+
+
+def test_another_picture_ends_the_press_for_the_last_one(slow, tmp_path):
+    slow.example("teddy")
+    assert settled(slow) == (seen(slow), slow.html())
+    picture = seen(slow)
+    assert "press Steer" in slow.page.locator("#said").inner_text()
+    slow.words("minus", "chair")
+    slow.words("plus")
+    slow.start()
+    slow.page.wait_for_selector("#said .progress-bar", timeout=WAIT)
+    next(toyland.scenes(seed=72, n=1)).image.save(tmp_path / "mine.png")
+    slow.bring(tmp_path / "mine.png")
+    slow.page.wait_for_function("before => document.querySelector('#easel .shown').src !== before", arg=picture)
+    brought = seen(slow)
+    assert slow.chosen() == ""  # no example any more
+    assert settled(slow)[0] == brought
+    assert slow.page.locator("#said .card").count() == 0
+
+
+def test_a_stop_leaves_everything_as_it_was_and_the_next_press_counts(slow, page):
+    before = seen(slow)
+    slow.page.locator("#stop").click()
+    slow.page.wait_for_selector("#said .progress-bar", state="detached", timeout=WAIT)
+    picture, said = settled(slow)
+    assert picture == before
+    assert "cow" not in said
+    assert "error" not in slow.page.locator("#said").inner_text().lower()
+    slow.words("plus")
+    slow.press()
+    assert slow.captions() == expected(page, "dog", ["dog"])
+
+
+def test_the_last_press_counts(slow, page):
+    slow.words("plus", "cat")
+    slow.page.locator("#press").click()
+    slow.page.wait_for_selector("#said ins:has-text('cat'), #said .complaint", timeout=WAIT)
+    settled(slow)
+    assert slow.captions() == expected(page, "dog", ["dog"], ["cat"])
+
+
+def test_a_press_that_waits_for_its_turn_can_be_stopped(slow, browser, slow_address):
+    other, late = (Visitor(browser, slow_address) for _ in range(2))
+    for visitor in (other, late):
+        visitor.words("minus", "cat")
+    other.start()  # with the slow one, both places are taken
+    before = late.start()
+    late.page.wait_for_timeout(300)
+    late.page.locator("#stop").click()
+    assert settled(late, 9000)[1] == before
+    assert other.page.locator("#said .card").count() == 2
+    for visitor in (other, late):
+        assert visitor.problems == []
+        visitor.close()
+
+
+def test_the_list_of_words_closes_after_a_pick(visit):
+    visitor = visit()
+    visitor.page.locator("#minus input").click()
+    visitor.page.locator("#minus [role=option]").first.click()
+    visitor.page.wait_for_selector("#minus [role=option]", state="detached", timeout=WAIT)
+    visitor.press()
+    assert visitor.page.locator("#said .card").count() == 2
+
+
+def test_the_same_example_once_more_takes_the_mark_away(visit):
+    visitor = visit()
+    visitor.example("teddy")
+    visitor.paint((0.5, 0.5))
+    assert visitor.mark()
+    visitor.page.locator("#examples [title=teddy]").click()
+    visitor.page.wait_for_function("window.eludeSteerMark() === ''", timeout=WAIT)
+
+
+def test_settings_of_an_edit_leave_with_its_picture(visit, page):
+    visitor = visit()
+    visitor.example("dog")
+    before = visitor.html()
+    visitor.page.locator("#edits [data-row]").nth(1).click()
+    visitor.page.wait_for_selector("#said .card", timeout=WAIT)
+    visitor.answer(before)
+    assert "not the atlas's own: nu 6" in visitor.page.locator("#said").inner_text()
+    visitor.example("teddy")
+    visitor.words("minus", "teddy")
+    visitor.words("plus")
+    visitor.press()
+    assert visitor.captions() == expected(page, "teddy", ["teddy"])
+    assert "not the atlas's own" not in visitor.page.locator("#said").inner_text()
+
+
+def test_long_words_and_small_windows_stay_within_the_page(visit):
+    for size in (PHONE, (844, 390)):
+        visitor = visit(size=size)
+        visitor.words("minus", "x" * 300)
+        assert "has 300 letters" in visitor.press()
+        assert visitor.too_wide() <= 0
+        assert visitor.page.locator("#easel .shown").bounding_box()["height"] >= 240
+
+
+def test_what_is_found_on_a_phone_is_in_sight(visit):
+    visitor = visit(size=PHONE, touch=True)
+    visitor.tab("Explore")
+    visitor.press("#concepts tbody tr >> nth=0", "#found")
+    assert visitor.page.locator("#found tbody tr").first.bounding_box()["y"] < PHONE[1]
+
+
+def test_an_address_that_is_not_ours_is_one_line():
+    command = [sys.executable, "-m", "elude_steer", "demo", "--no-browser", "--host", "203.0.113.7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told = "'203.0.113.7' is no address of this machine; give another --host."
+    assert done.stderr.splitlines()[-1] == f"elude-steer: {told}"
+    assert "Traceback" not in done.stderr
+
+
 def test_a_port_that_is_taken_is_one_line(address):
     port = address.rsplit(":", 1)[1].strip("/")
     command = [sys.executable, "-m", "elude_steer", "demo", "--no-browser", "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    told = f"port {port} of 127.0.0.1 cannot be used: it is taken, or not of this machine; give another --port."
+    told = f"port {port} of 127.0.0.1 is taken, or not for you to use; give another --port."
     assert done.stderr.splitlines()[-1] == f"elude-steer: {told}"
     assert "Traceback" not in done.stderr

@@ -81,15 +81,18 @@ class Visitor:
 
     def _change(self, where, attribute, act):
         before = self.page.locator(where).get_attribute(attribute)
-        pressed = self.page.locator("#examples [aria-pressed=true]").get_attribute("title")
+        pressed = self.chosen()
         act()
-        now = self.page.locator("#examples [aria-pressed=true]").get_attribute("title")
-        if now != pressed:
+        if self.chosen() != pressed:
             self.page.wait_for_function(
                 "([where, name, before]) => document.querySelector(where).getAttribute(name) !== before",
                 arg=[where, attribute, before],
                 timeout=WAIT,
             )
+
+    def chosen(self):
+        """The example that stands on the easel, if one does."""
+        return "".join(one.get_attribute("title") for one in self.page.locator("#examples [aria-pressed=true]").all())
 
     def words(self, box, *given):
         """Puts words in the place of those that stand in a box."""

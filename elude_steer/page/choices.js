@@ -9,12 +9,11 @@ element.addEventListener('click', async (event) => {
       setTimeout(() => { copy.textContent = 'Copy'; }, 2000);
       return;
     }
-    const download = (name, address) => Object.assign(document.createElement('a'), { download: name, href: address }).click();
     const address = URL.createObjectURL(new Blob([text], { type: 'application/yaml' }));
-    download(save.dataset.save, address);
+    for (const [name, data] of Object.entries(JSON.parse(save.dataset.save))) {
+      Object.assign(document.createElement('a'), { download: name, href: data ?? address }).click();
+    }
     setTimeout(() => URL.revokeObjectURL(address), 1000);
-    const mark = text.includes('mask: mark.png') && window.eludeSteerMark();
-    if (mark) download('mark.png', mark);
     return;
   }
   const row = event.target.closest('[data-row]') ?? event.target.closest('tbody tr')?.querySelector('[data-row]');

@@ -1,11 +1,12 @@
 // The picture: its heat maps to switch between, and a brush to mark where an added word should be.
-// props.value is {views: [{name, source}], chosen, fresh}; a fresh picture takes its mark with it.
+// props.value is {views: [{name, source}], chosen}, and for another picture {fresh, box, example}: its number, a region
+// to mark, and which of the examples it is. Another picture takes the old one's mark with it.
 const find = (selector) => element.querySelector(selector);
 const easel = find('.easel'), stage = find('.stage'), frame = find('.frame'), shown = find('.shown');
 const mark = find('.mark'), ring = find('.ring'), views = find('.views'), tools = find('.tools');
 const brush = find('.brush'), label = find('.tools label'), range = find('.tools input'), clear = find('.clear');
 const pen = mark.getContext('2d');
-let marked = false, at = null, last = null, wanted = null;
+let marked = false, at = null, last = null, wanted = null, latest = null;
 
 function wipe() {
   pen.clearRect(0, 0, mark.width, mark.height);
@@ -34,10 +35,16 @@ function show(index) {
 }
 
 function draw() {
-  show(props.value?.chosen ?? 0);
-  if (props.value?.fresh) wipe();
-  wanted = props.value?.box?.length ? props.value.box : null;
+  const value = props.value ?? {};
+  show(value.chosen ?? 0);
+  if (!value.fresh || value.fresh === latest) return;
+  latest = value.fresh;
+  wipe();
+  wanted = value.box?.length ? value.box : null;
   if (shown.complete) box();
+  document.querySelectorAll('#examples [data-row]').forEach((one) => {
+    one.setAttribute('aria-pressed', String(JSON.parse(one.dataset.row).example === value.example));
+  });
 }
 
 // A recipe may bring a box, as shares of the picture.
@@ -100,12 +107,14 @@ brush.onclick = () => {
 };
 clear.onclick = () => { wipe(); brush.focus(); };
 mark.onpointerdown = (event) => {
+  if (!event.isPrimary) return;
   mark.setPointerCapture(event.pointerId);
   last = null;
   dot(place(event));
   event.preventDefault();
 };
 mark.onpointermove = (event) => {
+  if (!event.isPrimary) return;
   move(place(event));
   if (event.buttons) dot(place(event));
 };
@@ -137,6 +146,12 @@ stage.ondrop = (event) => {
   stage.classList.remove('over');
   bring(event.dataTransfer.files);
 };
+// A picture dropped beside the easel would take the place of the whole page.
+for (const name of ['dragover', 'drop']) document.addEventListener(name, (event) => event.preventDefault());
+// Gradio keeps the list of words open after a pick, over the button that is pressed next.
+document.addEventListener('pointerup', (event) => {
+  if (event.target.closest?.('#minus [role=option], #plus [role=option]')) setTimeout(() => document.activeElement.blur());
+});
 document.addEventListener('paste', (event) => {
   const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith('image/'));
   if (files.length) { event.preventDefault(); bring(files); }
