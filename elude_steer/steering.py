@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ class Steerer(Applier):
         """
         plan, notes = self.planned(minus, plus, where, settings)
         for note in notes:
-            warnings.warn(note, EludeSteerWarning, stacklevel=2)
+            warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
         return plan
 
     def steer(
@@ -73,7 +74,7 @@ class Steerer(Applier):
         plan, notes = self.planned(minus, plus, where, settings)
         result = self.explain(picture, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
         for note in result.notes:
-            warnings.warn(note, EludeSteerWarning, stacklevel=2)
+            warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
         return result
 
     def explain(
@@ -155,6 +156,14 @@ def steer(
         >>> steer("dog.png", minus=["dog"], plus=["biker"]).caption
     """
     return _steerer(str(atlas), device).steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of whoever called into this file, be it a steerer's method or the function."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @lru_cache(maxsize=2)

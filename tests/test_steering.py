@@ -364,6 +364,16 @@ def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
         steerer.steer(scenes[0].image, minus=["zebra"], gamma=0.99, mode="scale", kappa=1)
 
 
+def test_a_note_points_at_the_line_that_asked_for_it(steerer, scenes):
+    import elude_steer as es
+
+    given = {"minus": ["zebra"], "gamma": 0.99, "mode": "scale", "kappa": 1}
+    for steer in (es.steer, steerer.steer):
+        with pytest.warns(EludeSteerWarning, match="the caption did not change") as noted:
+            steer(scenes[0].image, **given)
+        assert {note.filename for note in noted} == {__file__}
+
+
 def test_regions_cover_what_they_mark():
     boxes = np.array([[[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]]])
     assert Region.of((0, 0, 50, 50)).covers(boxes, (100, 100)).tolist() == [[True, False, False, False]]
