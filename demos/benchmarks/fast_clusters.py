@@ -1,11 +1,12 @@
 """How fast `fast` clusters, how close it is to `exact`, how it grows, and what a whole layer takes.
 
-    python demos/benchmarks/fast_clusters.py [--parts unit growth layer] [--json OUT]
+    python demos/benchmarks/fast_clusters.py [--parts unit growth layer toyland] [--work FOLDER] [--json OUT]
 
 Contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): eight concepts of unequal size with overlapping
 supports, sparse background of a tenth, a third or all of the signal's energy (clear, medium, hard), 30 % noise that has
 every marginal of the data and none of its joint structure, min_cluster_size 100. Backends take turns on the same
-vectors. The layer reads a store of tokens as a build does: 32 of 1,152 units, two processes of one thread.
+vectors. The layer reads a store of tokens as a build does: 32 of 1,152 units, two processes of one thread. Toyland's
+atlas is built with both backends and measured on 500 held-out scenes.
 """
 
 import argparse
@@ -21,11 +22,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from purity import held_out, purity, summed
 from sklearn.metrics import adjusted_rand_score
 
+import elude_steer as es
 from elude_steer.clusters import cluster
 from elude_steer.contributions import contributions
+from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.recipe import ClustersSpec
+from elude_steer.splitting import layer_parameters
 from elude_steer.stages import cluster_unit
 
 D_IN, UNITS, SIZE = 4304, 1152, 100
@@ -188,13 +193,54 @@ def layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
     }
 
 
+def toyland(folder: Path) -> dict[str, Any]:
+    """Every unit of toyland's layer: both backends' atlases on the same held-out scenes, and how far they agree."""
+    vlm = es.Vlm.load("toyland/captioner")
+    inputs, shown = held_out(vlm, 500)
+    tokens = len(inputs) // 500
+    weight, bias = layer_parameters(vlm.layer)
+    found: dict[str, Any] = {}
+    atlases = {}
+    for backend in ("exact", "fast"):
+        settings = [f"clusters.backend={backend}"]
+        atlas = es.build("toyland", out=folder / backend, work=folder / "work", settings=settings, quiet=True)
+        alive = (~atlas.dead).nonzero()[:, 0]
+        own, own_bias = atlas.parameters(alive, weight, bias)
+        clean = summed(purity(own, own_bias, inputs, shown))
+        scores = gather_peaks(inputs.split(tokens), lambda q: q @ own.T + own_bias, vlm.layer).scores()  # noqa: B023
+        found[backend] = {"sub-units": len(atlas), "MS-Score": mean_percent(scores), "clean share": clean["clean"]}
+        atlases[backend] = atlas
+    exact, fast = atlases["exact"], atlases["fast"]
+    overlaps, equal = [], 0
+    for number in range(exact.d_out):
+        one, other = (a.members(a.sub_units_of(number)).float() for a in (exact, fast))
+        equal += len(one) == len(other)
+        if len(one) and len(other):
+            both = one @ other.T
+            union = one.sum(1)[:, None] + other.sum(1) - both
+            overlaps += (both / union).max(1).values.tolist()
+    found["units with as many sub-units"] = equal / exact.d_out
+    found["best overlap of an exact sub-unit's memberships (IoU), mean"] = statistics.mean(overlaps)
+    found["MS-Score, fast - exact"] = found["fast"]["MS-Score"] - found["exact"]["MS-Score"]
+    found["clean share, fast - exact, points"] = 100 * (found["fast"]["clean share"] - found["exact"]["clean share"])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=["unit", "growth", "layer"], default=["unit", "growth", "layer"])
+    names = ["unit", "growth", "layer", "toyland"]
+    parser.add_argument("--parts", nargs="+", choices=names, default=names)
+    parser.add_argument("--work", type=Path, help="keeps toyland's atlases and their stages [default: a new folder]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    parts = {"unit": lambda: one_unit(options.rounds), "growth": growth, "layer": layer}
+    work = options.work or Path(tempfile.mkdtemp())
+    parts = {
+        "unit": lambda: one_unit(options.rounds),
+        "growth": growth,
+        "layer": layer,
+        "toyland": lambda: toyland(work),
+    }
     found = {}
     for name in options.parts:
         found[name] = parts[name]()

@@ -1,0 +1,1 @@
+"""Measures of what a split is worth: one file a measure."""
