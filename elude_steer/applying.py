@@ -13,7 +13,7 @@ from torch import nn
 
 from elude_steer.atlas import Atlas
 from elude_steer.concepts import Matcher
-from elude_steer.editing import Covers, Prepared, Surroundings, edited
+from elude_steer.editing import Covers, Prepared, Surroundings, edited, edited_once
 from elude_steer.errors import AtlasError, LayerError, ModelError, SpecError
 from elude_steer.hooks import replaced, watched
 from elude_steer.manifest import EMBEDDED
@@ -183,21 +183,15 @@ class Applier:
         if not len(images):
             return []
         seen = look(self.vlm, images, prompt) if looked is None else looked
-        rows = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
+        wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []
-        for part in _parts(rows, [len(q) for q in seen.q]):
+        for part in _parts(wanted, [len(q) for q in seen.q]):
             prepared = {plan: self.prepare(plan) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]
-            inputs = seen.rows(pictures)
-
-            def split(x: torch.Tensor, inputs: Any = inputs, count: int = len(part)) -> Sequence[torch.Tensor]:
-                return self.vlm.split_by_image(x, inputs, count)
-
-            covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture, _ in part]  # type: ignore[misc]
-            ready = [prepared[plan] for _, plan in part]
-            compute = edited(self.vlm.layer, ready, split, covers, fold=False)
-            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, compute):
-                said += self.vlm.answer(inputs, max_new_tokens)
+            covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture in pictures]  # type: ignore[misc]
+            rows = [(picture, prepared[plan], own) for (picture, plan), own in zip(part, covers, strict=True)]
+            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, edited_once(seen.q, rows)):
+                said += self.vlm.answer(seen.rows(pictures), max_new_tokens)
         found, at = [], 0
         for own in plans:
             found.append(said[at : at + len(own)])

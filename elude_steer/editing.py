@@ -20,6 +20,7 @@ from elude_steer.splitting import layer_parameters
 from elude_steer.streams import on
 
 Covers = Callable[[Region], np.ndarray]
+Known = dict[tuple[int, ...], torch.Tensor]  # activations on one picture, by sub-units
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +43,13 @@ class Part:
     amounts: torch.Tensor
     reference: torch.Tensor
 
-    def activations(self, q: torch.Tensor) -> torch.Tensor:
-        """Of its sub-units, `(tiles, patches, m)` float32."""
-        return F.linear(q.float(), self.weight, self.bias)
+    def activations(self, q: torch.Tensor, known: Known | None = None) -> torch.Tensor:
+        """Of its sub-units, `(tiles, patches, m)` float32; those that are known for this picture are not computed."""
+        key = tuple(edit.sub_unit for edit in self.concept.edits)
+        if known is None or key not in known:
+            now = F.linear(q.float(), self.weight, self.bias)
+            return now if known is None else known.setdefault(key, now)
+        return known[key]
 
     def chosen(self, activations: torch.Tensor) -> torch.Tensor:
         """On which patches each sub-unit is changed, `(tiles, patches, m)` bool."""
@@ -136,7 +141,9 @@ class Prepared:
             )
         return cls(plan, tuple(parts), len(weight), shape, surroundings or (lambda: Surroundings.of(atlas, layer)))
 
-    def region(self, part: Part, q: torch.Tensor, covers: Covers | None = None) -> torch.Tensor:
+    def region(
+        self, part: Part, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None
+    ) -> torch.Tensor:
         """Where a word is placed, or taken away, `(tiles, tokens)` bool.
 
         What the user marked; else where the minus words fire, or for a minus word where it fires itself.
@@ -153,8 +160,8 @@ class Prepared:
             minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
             if not minus:
                 raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
-            patches = q[:, before:]
-            share = torch.cat([one.activations(patches) / on(one.reference) for one in minus], -1).mean(-1)
+            shares = [one.activations(q, known)[:, before:] / on(one.reference) for one in minus]
+            share = torch.cat(shares, -1).mean(-1)
             how = part.concept.settings
             share = smoothed(share, rows, columns) if how.smooth else share
             region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
@@ -173,7 +180,7 @@ class Prepared:
             raise ModelError(f"the layer saw {q.shape[1]} tokens a tile, fewer than its {rows} x {columns} patches.")
         return rows, columns
 
-    def change(self, q: torch.Tensor, covers: Covers | None = None) -> torch.Tensor:
+    def change(self, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None) -> torch.Tensor:
         """What is added to the layer's output, `(tiles, tokens, d_out)` float32.
 
         On a GPU, sub-units of one unit are added in no fixed order: the last bits may differ from run to run.
@@ -181,29 +188,31 @@ class Prepared:
         Args:
             q: `(tiles, tokens, d_in)` the layer's inputs for one picture.
             covers: which patches of this picture a region covers, `(tiles, patches)` bool.
+            known: shared by the plans of one picture.
         """
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
+        known = {} if known is None else known
         for part in self.parts:
-            now = part.activations(q)
+            now = part.activations(q, known)
             if part.concept.sets:
-                moved = (part.amounts - now) * self.region(part, q, covers)[..., None]
+                moved = (part.amounts - now) * self.region(part, q, covers, known)[..., None]
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
                     moved = moved * part.chosen(now)
             total.index_add_(-1, part.units, moved)
-        self._fill(total, q, covers)
+        self._fill(total, q, covers, known)
         return _finite(total)
 
-    def _fill(self, total: torch.Tensor, q: torch.Tensor, covers: Covers | None) -> None:
+    def _fill(self, total: torch.Tensor, q: torch.Tensor, covers: Covers | None, known: Known) -> None:
         """Adds what makes the regions of removed words look like their surroundings, every patch once."""
-        filling = [(part, self.region(part, q, covers)) for part in self.parts if self.plan.fills(part.concept)]
+        filling = [(part, self.region(part, q, covers, known)) for part in self.parts if self.plan.fills(part.concept)]
         if not filling:
             return
         taken = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
         for part in self.parts:
             if part.concept.sets:
-                taken |= self.region(part, q, covers)
+                taken |= self.region(part, q, covers, known)
         rows, columns = self._shape(q)
         outside = ~torch.stack([taken, *(region for _, region in filling)]).any(0)
         outside[:, : q.shape[1] - rows * columns] = False
@@ -281,8 +290,6 @@ def edited(
     prepared: Sequence[Prepared | None],
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     covers: Sequence[Covers | None],
-    *,
-    fold: bool = True,
 ) -> Callable[..., torch.Tensor]:
     """What stands for the layer's forward: its output as it is, plus the change of each picture's plan.
 
@@ -291,7 +298,6 @@ def edited(
         prepared: one for each picture of the batch, None for no plan; a single one is for all pictures.
         split: the layer's input by picture, `(tiles, patches, d_in)` each.
         covers: for each picture, which of its patches a region covers.
-        fold: whether a single plan that is linear may run as a weight; without, arithmetic never depends on the batch.
     """
     active = [one if one is not None and one.plan.changes else None for one in prepared]
     alone = active[0] if len(active) == 1 else None
@@ -299,7 +305,7 @@ def edited(
     def compute(original: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         if not any(active):
             return original(x)
-        if fold and alone is not None and alone.plan.folds:
+        if alone is not None and alone.plan.folds:
             # The layer runs once, on a weight made for this plan: an edit of every patch costs nothing.
             weight, bias = layer_parameters(layer)
             more_weight, more_bias = alone.folded
@@ -314,5 +320,29 @@ def edited(
         ]
         # Checked in the model's own type too: half precision ends where full precision is still far from its end.
         return _finite(out + torch.cat([change.reshape(-1, *out.shape[1:]) for change in changes]).to(out.dtype))
+
+    return compute
+
+
+def edited_once(
+    pictures: Sequence[torch.Tensor], rows: Sequence[tuple[int, Prepared | None, Covers | None]]
+) -> Callable[..., torch.Tensor]:
+    """The same where the layer's inputs are known before: pictures that come again, under other plans, are shared.
+
+    Args:
+        pictures: the target's inputs, `(tiles, patches, d_in)` each.
+        rows: for each row of the batch which picture it is, its plan, and what covers its patches.
+    """
+
+    def compute(original: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        shared: dict[int, tuple[torch.Tensor, Known]] = {}
+        found = []
+        for picture, prepared, covers in rows:
+            q = pictures[picture]
+            out, known = shared[picture] if picture in shared else shared.setdefault(picture, (original(q), {}))
+            if prepared is not None and prepared.plan.changes:
+                out = _finite(out + prepared.change(q, covers, known).to(out.dtype))
+            found.append(out)
+        return torch.cat(found).reshape(*x.shape[:-1], -1)
 
     return compute

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ class Looked:
     Attributes:
         inputs: what the model was called with, a row a picture.
         q: the target layer's inputs, `(tiles, patches, d_in)` a picture.
-        before: what the block before the target's gave, `(tiles, …)` a picture; None where there is none.
+        kept: what the parts of the tower gave that ran before the target, for each a list with an entry a picture.
         sizes: width and height of each picture.
     """
 
     inputs: Mapping[str, Any]
     q: tuple[torch.Tensor, ...]
-    before: tuple[torch.Tensor, ...] | None
+    kept: Mapping[nn.Module, Sequence[Any]]
     sizes: tuple[tuple[int, int], ...]
 
     def rows(self, pictures: Sequence[int]) -> dict[str, Any]:
@@ -44,44 +45,71 @@ class Looked:
 def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
     """Runs the pictures through the tower as far as the target layer."""
     inputs = vlm.inputs(images, prompt)
-    before, seen = blocks_before(vlm), []
+    gave: dict[nn.Module, list[Any]] = {module: [] for module in [*blocks_before(vlm)[-1:], *beside(vlm)]}
 
-    def keep(original: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(original(*args, **kwargs))
-        return seen[-1]
+    def keep(own: list[Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+        own.append(original(*args, **kwargs))
+        return own[-1]
 
     with ExitStack() as stack:
-        if before:
-            stack.enter_context(replaced(before[-1], keep))
+        for module, own in gave.items():
+            stack.enter_context(replaced(module, partial(keep, own)))
         recorded = stack.enter_context(record(vlm.layer))
         vlm.model(**inputs)
-    q = vlm.split_by_image(recorded.input, inputs, len(images))
-    hidden = seen[0] if seen and isinstance(seen[0], torch.Tensor) else None  # other shapes are computed again
-    kept = vlm.split_by_image(hidden, inputs, len(images)) if hidden is not None else None
-    sizes = tuple((image.width, image.height) for image in images)
-    return Looked(inputs, tuple(q), tuple(kept) if kept is not None else None, sizes)
+    count, tiles = len(images), len(recorded.input)
+    kept = {
+        module: parts
+        for module, own in gave.items()
+        if len(own) == 1 and (parts := _by_picture(vlm, own[0], inputs, count, tiles)) is not None
+    }
+    q = vlm.split_by_image(recorded.input, inputs, count)
+    return Looked(inputs, tuple(q), kept, tuple((image.width, image.height) for image in images))
 
 
 @contextmanager
 def resumed(vlm: Vlm, looked: Looked, pictures: Sequence[int]) -> Iterator[None]:
-    """Inside, the tower goes on from what was looked at: its blocks before the target's do not compute."""
+    """Inside, the tower goes on from what was looked at: what runs before the target does not compute."""
     before = blocks_before(vlm)
-    if looked.before is None or not before:
-        yield
-        return
-    hidden = torch.cat([looked.before[i].reshape(-1, *looked.before[i].shape[-2:]) for i in pictures])
 
     def skip(_original: Any, states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
         return states
 
-    def last(_original: Any, states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return hidden.reshape(states.shape)
+    def recall(parts: Sequence[Any], _original: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return _joined([parts[i] for i in pictures])
 
     with ExitStack() as stack:
-        for block in before[:-1]:
-            stack.enter_context(replaced(block, skip))
-        stack.enter_context(replaced(before[-1], last))
+        if before and before[-1] in looked.kept:
+            for block in before[:-1]:
+                stack.enter_context(replaced(block, skip))
+        for module, parts in looked.kept.items():
+            stack.enter_context(replaced(module, partial(recall, parts)))
         yield
+
+
+def _by_picture(vlm: Vlm, gave: Any, inputs: Any, count: int, tiles: int) -> list[Any] | None:
+    """What a module gave, an entry a picture; None where it is anything but tensors with a row a tile."""
+    if isinstance(gave, torch.Tensor):
+        return list(vlm.split_by_image(gave, inputs, count)) if gave.dim() > 2 and len(gave) == tiles else None
+    if not isinstance(gave, tuple):
+        return None
+    parts = [[None] * count if one is None else _by_picture(vlm, one, inputs, count, tiles) for one in gave]
+    return None if any(part is None for part in parts) else list(zip(*parts, strict=True))
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(list(parts))
+    return None if parts[0] is None else tuple(_joined(column) for column in zip(*parts, strict=True))
+
+
+def beside(vlm: Vlm) -> list[nn.Module]:
+    """The modules next to the way from the tower down to the target layer; its other blocks do not count."""
+    at, found = vlm.model.get_submodule(vlm.within), []
+    for name in vlm.layer_name.removeprefix(f"{vlm.within}.").split("."):
+        if not isinstance(at, nn.ModuleList):
+            found += [child for own, child in at.named_children() if own != name]
+        at = at.get_submodule(name)
+    return found
 
 
 def blocks_before(vlm: Vlm) -> list[nn.Module]:

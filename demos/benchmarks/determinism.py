@@ -1,8 +1,9 @@
 """Build one atlas in several ways and compare the bits: threads, processes, chunk sizes, order on disk, batch size.
 
-    python demos/benchmarks/determinism.py [--spec SPEC --images FOLDER] [--json OUT]
+    python demos/benchmarks/determinism.py [--backend fast] [--spec SPEC --images FOLDER] [--json OUT]
 
-Without a spec it makes a small randomly initialised LLaVA-OneVision and pictures for it.
+Without a spec it makes a small randomly initialised LLaVA-OneVision and pictures for it; for `fast` one with a layer
+wide enough for products to be approximated.
 """
 
 import argparse
@@ -22,15 +23,17 @@ import elude_steer as es
 from elude_steer import probing
 from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
 from elude_steer.shipped import load_spec
+from elude_steer.sketching import WHOLE
 from tests.tiny import save_llava, save_pictures
 
 
-def small_spec(folder: Path) -> tuple[AtlasSpec, Path]:
+def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
+    mlp = 2 * WHOLE if backend == "fast" else 512
     spec = AtlasSpec(
         "small",
-        ModelSpec(str(save_llava(folder / "model", side=96, patch=12, width=128, mlp=512)), "layers.1.mlp.fc2"),
+        ModelSpec(str(save_llava(folder / "model", side=96, patch=12, width=128, mlp=mlp)), "layers.1.mlp.fc2"),
         tokens=TokensSpec(per_image=8),
-        clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10),
+        clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10, backend=backend),
         split=SplitSpec(winner_rule="gap"),
     )
     return spec, save_pictures(folder / "pictures", 400)
@@ -49,13 +52,16 @@ def agreement(one: es.Atlas, other: es.Atlas) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="exact", choices=["exact", "fast", "hdbscan"])
     parser.add_argument("--spec")
     parser.add_argument("--images", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        spec, images = (load_spec(options.spec), options.images) if options.spec else small_spec(folder)
+        spec, images = (
+            (load_spec(options.spec), options.images) if options.spec else small_spec(folder, options.backend)
+        )
         moved = folder / "moved"
         for path in sorted(images.rglob("*.*"), reverse=True):
             (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
