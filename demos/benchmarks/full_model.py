@@ -2,7 +2,7 @@
 
     python demos/benchmarks/full_model.py FOLDER [--tiny]
 
-Nothing is downloaded: configuration, shards, tokenizer and processor are written as the Hub has them (3.4 GB of
+Nothing is downloaded: configuration, shards, tokenizer and processor are written as the Hub has them (3.6 GB of
 float32), so that everything loads through the library's own doors. Its captions are words without sense. `--tiny` has
 the same parts at a size that runs in seconds.
 """

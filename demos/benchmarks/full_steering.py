@@ -176,7 +176,7 @@ def sweep(bench: Bench, rounds: int) -> Rows:
     return [
         ("nine captions, naive, s", time.perf_counter() - start, None),
         *((f"{name}, s", median(column), None) for name, column in zip(names, zip(*took, strict=True), strict=True)),
-        ("sweep / (pass + decodings), operations", own / (passing + decoding), 1.0),
+        ("sweep / (pass + decodings), operations", own / (passing + decoding), None),
         ("sweep / (pass + decodings), time", median(a / (b + c) for a, b, c in took), 1.0),
         ("captions of the sweep equal to the naive", sum(a == b for a, b in zip(said, naive, strict=True)), None),
         ("captions of the sweep that differ", len(set(said)), None),
