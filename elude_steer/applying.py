@@ -20,10 +20,11 @@ from elude_steer.manifest import EMBEDDED
 from elude_steer.plans import Plan, make_plan
 from elude_steer.recipe import ModelSpec
 from elude_steer.resuming import Looked, look, resumed
+from elude_steer.splitting import SubUnits
 from elude_steer.towers import check_device
 from elude_steer.vlm import PROMPT, Vlm
 
-BATCH = 160  # tiles that go through the model together
+BATCH = 192  # tiles that go through the model together
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +90,7 @@ class Applier:
     @property
     def defaults(self) -> Mapping[str, Any]:
         """The atlas's own settings, which count where the caller says nothing."""
-        return self.atlas.about["spec"].get("steering", {})
+        return self.atlas.about.get("spec", {}).get("steering", {})
 
     def planned(
         self, minus: Any = (), plus: Any = (), where: Any = None, settings: Mapping[str, Any] | None = None
@@ -98,13 +99,13 @@ class Applier:
         words = {"minus": minus, "plus": plus, "where": where}
         return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
 
-    def prepare(self, plan: Plan | None) -> Prepared | None:
-        """A plan with its weights at hand; raises where it was made for another atlas."""
+    def prepare(self, plan: Plan | None, rows: dict[tuple[int, ...], SubUnits] | None = None) -> Prepared | None:
+        """A plan with its weights at hand; raises where it was made for another atlas. `rows` are shared by plans."""
         if plan is None:
             return None
         if plan.weights and plan.weights != self.atlas.fingerprint:
             raise AtlasError(f"the plan was made with another atlas ('{plan.atlas}'), whose sub-units are others.")
-        return Prepared.of(plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings)
+        return Prepared.of(plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings, rows)
 
     @cached_property
     def _surroundings(self) -> Surroundings:
@@ -185,8 +186,9 @@ class Applier:
         seen = look(self.vlm, images, prompt) if looked is None else looked
         wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []
+        weights: dict[tuple[int, ...], SubUnits] = {}
         for part in _parts(wanted, [len(q) for q in seen.q]):
-            prepared = {plan: self.prepare(plan) for plan in dict.fromkeys(plan for _, plan in part)}
+            prepared = {plan: self.prepare(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]
             covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture in pictures]  # type: ignore[misc]
             rows = [(picture, prepared[plan], own) for (picture, plan), own in zip(part, covers, strict=True)]

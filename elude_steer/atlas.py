@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from elude_steer import cards
 from elude_steer.concepts import Matcher, load_matcher
 from elude_steer.errors import AtlasError
 from elude_steer.labels import Labels, Match
-from elude_steer.manifest import check_files, check_target, find_atlas, read_manifest, write_manifest
-from elude_steer.sketching import APPROXIMATE
-from elude_steer.splitting import layer_parameters, share_out
+from elude_steer.manifest import check_files, check_target, download_atlas, find_atlas, read_manifest, write_manifest
+from elude_steer.splitting import SubUnits, layer_parameters, share_out
 from elude_steer.storage import new_folder, write_file
 
 _MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES, _CARD = (
@@ -155,6 +155,12 @@ class Atlas:
         of = self.units[wanted].to(weight.device)
         return share_out(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
 
+    def sub_units(self, sub_units: torch.Tensor | Sequence[int], layer: nn.Module) -> SubUnits:
+        """Some sub-units as arithmetic, on the layer's device."""
+        weight, bias = (tensor.float() for tensor in layer_parameters(layer))
+        wanted = torch.as_tensor(sub_units, dtype=torch.long)
+        return SubUnits(*self.parameters(wanted, weight, bias), self.units[wanted].to(weight.device))
+
     def levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
         """What "on" is for the sub-units of one concept, `(n,)`.
 
@@ -261,7 +267,7 @@ class Atlas:
         folder = find_atlas(name)
         downloaded = folder is None
         if folder is None:
-            folder = _download(str(name), revision)
+            folder = download_atlas(str(name), revision)
         about = read_manifest(folder)
         check_files(folder, about)
         return replace(cls._read(folder, about), downloaded=downloaded)
@@ -294,6 +300,10 @@ class Atlas:
             streams=streams,
         )
 
+    def card(self) -> str:
+        """The model card: what this is, how it was made, how to load it."""
+        return cards.card(self.about, self.units, self.dead, self.labels)
+
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
         """Uploads the atlas to the Hub; returns its address."""
         from huggingface_hub import HfApi
@@ -305,37 +315,6 @@ class Atlas:
         info = api.upload_folder(repo_id=repo_id, folder_path=self.folder, commit_message="Upload atlas")
         return str(info.commit_url)
 
-    def card(self) -> str:
-        """The model card: what this is, how it was made, how to load it."""
-        about, model = self.about, self.about.get("model", {})
-        whole = int((torch.bincount(self.units, minlength=self.d_out) == 1).sum())
-        rows = {
-            "units": self.d_out,
-            "sub-units": f"{len(self)} ({len(self) / self.d_out:.2f} a unit)",
-            "units left whole": whole,
-            "sub-units that own nothing": int(self.dead.sum()),
-            "input dimensions": self.d_in,
-            "instances": f"{about.get('instances')} from {about.get('images')} images",
-            "clustering": f"fast: {APPROXIMATE}" if about.get("backend") == "fast" else about.get("backend"),
-            "labels": self._labelled(),
-            "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
-        }
-        table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-        return (
-            f"---\nlibrary_name: elude_steer\nbase_model: {model.get('id')}\ntags: [steering]\n---\n\n"
-            f"# {self.name}\n\nSub-units of layer `{about.get('layer')}` of `{model.get('id')}` (revision "
-            f"{model.get('revision') or 'not pinned'}), split by elude_steer without changing the model.\n\n"
-            f"| | |\n|---|---|\n{table}\n\n```python\nimport elude_steer as es\n\n"
-            f'atlas = es.Atlas.load("{self.name}")  # this folder or its Hub id\n```\n\n'
-            "The whole recipe stands in `manifest.json` under `spec`.\n"
-        )
-
-    def _labelled(self) -> str:
-        if self.labels is None:
-            return "none"
-        about = self.labels.about
-        return f"{len(self.labels.counts)} of {len(self.labels.vocabulary)} words, by {about.get('scorer')}"
-
 
 def weights_hash(layer: nn.Module) -> str:
     """A hash of a layer's weight and bias as bfloat16: the same whether a model is loaded in full precision or half."""
@@ -344,17 +323,3 @@ def weights_hash(layer: nn.Module) -> str:
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.bfloat16().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _download(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo_id, revision=revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        cause = str(error).strip().splitlines()
-        raise AtlasError(
-            f"atlas '{repo_id}' is neither at hand nor on the Hub ({cause[0] if cause else type(error).__name__}); "
-            "`elude-steer atlases list` shows those at hand."
-        ) from error

@@ -16,7 +16,7 @@ from elude_steer.atlas import Atlas
 from elude_steer.errors import ModelError
 from elude_steer.plans import Concept, Plan
 from elude_steer.regions import Region
-from elude_steer.splitting import layer_parameters
+from elude_steer.splitting import SubUnits, layer_parameters
 from elude_steer.streams import on
 
 Covers = Callable[[Region], np.ndarray]
@@ -29,17 +29,13 @@ class Part:
 
     Attributes:
         concept: the word and its settings.
-        weight: `(m, d_in)` float32.
-        bias: `(m,)`.
-        units: `(m,)` the unit each belongs to.
+        rows: the sub-units.
         amounts: `(m,)` gains or values.
         reference: `(m,)` what "fully on" is for each.
     """
 
     concept: Concept
-    weight: torch.Tensor
-    bias: torch.Tensor
-    units: torch.Tensor
+    rows: SubUnits
     amounts: torch.Tensor
     reference: torch.Tensor
 
@@ -47,7 +43,7 @@ class Part:
         """Of its sub-units, `(tiles, patches, m)` float32; those that are known for this picture are not computed."""
         key = tuple(edit.sub_unit for edit in self.concept.edits)
         if known is None or key not in known:
-            now = F.linear(q.float(), self.weight, self.bias)
+            now = self.rows.activations(q)
             return now if known is None else known.setdefault(key, now)
         return known[key]
 
@@ -62,33 +58,29 @@ class Surroundings:
 
     Attributes:
         atlas: whose sub-units.
-        weight: `(S, d_in)` float32.
-        bias: `(S,)`.
+        rows: all of them.
         reference: `(S,)` what "fully on" is for each.
     """
 
     atlas: Atlas
-    weight: torch.Tensor
-    bias: torch.Tensor
+    rows: SubUnits
     reference: torch.Tensor
 
     @classmethod
     def of(cls, atlas: Atlas, layer: nn.Module) -> Surroundings:
         """Those of an atlas, on the layer's device."""
-        weight, bias = (tensor.float() for tensor in layer_parameters(layer))
-        return cls(
-            atlas, *atlas.parameters(range(len(atlas)), weight, bias), on(atlas.references.activation).to(weight)
-        )
+        device = next(layer.parameters()).device
+        return cls(atlas, atlas.sub_units(range(len(atlas)), layer), on(atlas.references.activation).to(device))
 
     def strongest(self, q: torch.Tensor, count: int, without: torch.Tensor) -> torch.Tensor:
         """The sub-units that fire most on the mean over some tokens, `(count,)`.
 
         Args:
-            q: `(tokens, d_in)`; the mean activation is the activation of the mean, so that one product is enough.
+            q: `(tokens, d_in)`.
             count: how many.
             without: sub-units that do not count.
         """
-        share = (self.weight @ q.float().mean(0) + self.bias) / self.reference
+        share = self.rows.mean_activations(q) / self.reference
         share[without] = -torch.inf
         # What does not fire there is no part of the surroundings, however many are asked for.
         return share.sort(descending=True, stable=True).indices[: min(count, int((share > 0).sum()))]
@@ -120,26 +112,20 @@ class Prepared:
         layer: nn.Module,
         shape: tuple[int, int] | None = None,
         surroundings: Callable[[], Surroundings] | None = None,
+        rows: dict[tuple[int, ...], SubUnits] | None = None,
     ) -> Prepared:
-        """The plan's sub-units with their weights, on the layer's device."""
-        weight, bias = (tensor.float() for tensor in layer_parameters(layer))
-        parts = []
+        """The plan's sub-units with their weights, on the layer's device; `rows` are shared by plans with the same."""
+        rows = {} if rows is None else rows
+        device, parts = next(layer.parameters()).device, []
         for concept in plan.concepts:
-            numbers = [edit.sub_unit for edit in concept.edits]
-            if not numbers:
-                continue
-            own_weight, own_bias = atlas.parameters(numbers, weight, bias)
-            parts.append(
-                Part(
-                    concept,
-                    own_weight,
-                    own_bias,
-                    torch.tensor([edit.unit for edit in concept.edits], device=weight.device),
-                    torch.tensor([edit.amount for edit in concept.edits], device=weight.device),
-                    atlas.references.activation[numbers].to(weight.device),
-                )
-            )
-        return cls(plan, tuple(parts), len(weight), shape, surroundings or (lambda: Surroundings.of(atlas, layer)))
+            numbers = tuple(edit.sub_unit for edit in concept.edits)
+            if numbers:
+                own = rows[numbers] if numbers in rows else rows.setdefault(numbers, atlas.sub_units(numbers, layer))
+                amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
+                reference = atlas.references.activation[list(numbers)].to(device)
+                parts.append(Part(concept, own, amounts, reference))
+        every = surroundings or (lambda: Surroundings.of(atlas, layer))
+        return cls(plan, tuple(parts), atlas.d_out, shape, every)
 
     def region(
         self, part: Part, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None
@@ -200,7 +186,7 @@ class Prepared:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
                     moved = moved * part.chosen(now)
-            total.index_add_(-1, part.units, moved)
+            part.rows.add(total, moved)
         self._fill(total, q, covers, known)
         return _finite(total)
 
@@ -229,19 +215,18 @@ class Prepared:
         edited = torch.tensor([edit.sub_unit for edit in self.plan.edits], device=q.device)
         chosen = every.strongest(q[outside], how.fill, edited)
         amounts = how.beta * every.atlas.levels(chosen.cpu(), how.level).to(q.device)
-        now = F.linear(q.float(), every.weight[chosen], every.bias[chosen])
-        units = every.atlas.units.to(q.device)[chosen]
-        total.index_add_(-1, units, (amounts - now) * region[..., None])
+        rows = every.rows.some(chosen)
+        rows.add(total, (amounts - rows.activations(q)) * region[..., None])
 
     @cached_property
     def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the edit adds to the layer's weight and bias, where it is linear (`plan.folds`)."""
-        d_in = self.parts[0].weight.shape[1] if self.parts else 0
-        device = self.parts[0].weight.device if self.parts else None
+        d_in = self.parts[0].rows.weight.shape[1] if self.parts else 0
+        device = self.parts[0].amounts.device if self.parts else None
         weight, bias = torch.zeros(self.d_out, d_in, device=device), torch.zeros(self.d_out, device=device)
         for part in self.parts:
-            weight.index_add_(0, part.units, part.weight * (part.amounts - 1)[:, None])
-            bias.index_add_(0, part.units, part.bias * (part.amounts - 1))
+            weight.index_add_(0, part.rows.units, part.rows.weight * (part.amounts - 1)[:, None])
+            bias.index_add_(0, part.rows.units, part.rows.bias * (part.amounts - 1))
         return weight, bias
 
     def maps(self, q: torch.Tensor, covers: Covers | None = None) -> dict[str, tuple[Any, Any]]:

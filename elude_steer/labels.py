@@ -17,6 +17,7 @@ from elude_steer.errors import AtlasError
 from elude_steer.storage import read_tensors, write_file, write_tensors
 
 _NAMES, _SCORES = "labels.json", "labels.safetensors"
+_REMEMBERED = 256  # searches
 
 
 class Match(NamedTuple):
@@ -91,6 +92,19 @@ class Labels:
 
     def search(self, matcher: Matcher, word: str, units: np.ndarray, *, limit: int, by: str) -> list[Match]:
         """The sub-units that match a word, best first; `units` says which unit each belongs to."""
+        key = (matcher.key, word, limit, by, len(units))
+        if key not in self._found:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            self._found[key] = self._search(matcher, word, units, limit, by)
+        return list(self._found[key])
+
+    @cached_property
+    def _found(self) -> dict[tuple[Any, ...], list[Match]]:
+        """The last searches: a sweep asks for the same words at every point of its grid."""
+        return {}
+
+    def _search(self, matcher: Matcher, word: str, units: np.ndarray, limit: int, by: str) -> list[Match]:
         found = rank(self.closeness(matcher, word), self.words, self.scores, kappa=limit, by=by)
         first = np.searchsorted(units, units[found.sub_units])
         rows = zip(found.sub_units, first, found.via, found.similarity, found.score, strict=True)

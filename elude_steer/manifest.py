@@ -144,3 +144,18 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 def _text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def download_atlas(repo_id: str, revision: str | None) -> Path:
+    """The folder of an atlas that is on the Hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, revision=revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        cause = str(error).strip().splitlines()
+        raise AtlasError(
+            f"atlas '{repo_id}' is neither at hand nor on the Hub ({cause[0] if cause else type(error).__name__}); "
+            "`elude-steer atlases list` shows those at hand."
+        ) from error

@@ -25,7 +25,7 @@ RANK = 128
 WHOLE = 1024  # up to so many dimensions products are taken as they are: that costs little more than finding directions
 SAMPLE = 10_000
 APPROXIMATE = f"products within {RANK} directions above {WHOLE} dimensions, a sample above {SAMPLE:,} instances a unit"
-_ROUNDS = 2  # of power iteration
+_ROUNDS, _LEARN = 2, 5000  # of power iteration, and rows that directions are learnt from
 _BLOCK = 1024  # rows of one product: fixed, because another shape may round differently
 
 
@@ -60,8 +60,9 @@ def directions(x: torch.Tensor, rank: int = RANK) -> torch.Tensor:
     rank = min(rank, *x.shape)
     start = torch.Generator(device="cpu").manual_seed(0)
     basis = torch.randn(x.shape[1], rank, generator=start).to(x)
+    some = x[:: max(1, len(x) // _LEARN)]  # what a part of the rows has in common, all have
     for _ in range(_ROUNDS):
-        basis = torch.linalg.qr(_through(x, basis)).Q
+        basis = torch.linalg.qr(_through(some, basis)).Q
     return basis
 
 

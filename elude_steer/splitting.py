@@ -163,6 +163,37 @@ def share_out(
     return weight * share.to(weight), bias * share.double().mean(1).to(bias)
 
 
+@dataclass(frozen=True, eq=False)
+class SubUnits:
+    """Some sub-units of a layer as arithmetic: what they read, and where they write.
+
+    Attributes:
+        weight: `(m, d_in)` float32.
+        bias: `(m,)`.
+        units: `(m,)` the unit each belongs to.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    units: torch.Tensor
+
+    def activations(self, q: torch.Tensor) -> torch.Tensor:
+        """`(…, m)` float32 of inputs `(…, d_in)`."""
+        return F.linear(q.float(), self.weight, self.bias)
+
+    def mean_activations(self, q: torch.Tensor) -> torch.Tensor:
+        """`(m,)` over tokens `(tokens, d_in)`: the activation of the mean, so that one product is enough."""
+        return self.weight @ q.float().mean(0) + self.bias
+
+    def add(self, total: torch.Tensor, moved: torch.Tensor) -> None:
+        """Adds what the change of their activations, `(…, m)`, changes in the layer's output, `(…, d_out)`."""
+        total.index_add_(-1, self.units, moved)
+
+    def some(self, rows: torch.Tensor) -> SubUnits:
+        """A few of them."""
+        return SubUnits(self.weight[rows], self.bias[rows], self.units[rows])
+
+
 class SplitLinear(nn.Module):
     """The explicit layer: one product to all sub-units, then each unit's sum. It keeps the layer it stands for.
 

@@ -146,8 +146,8 @@ def test_placing_goes_where_the_user_says(atlas, layer, q):
     assert torch.equal(got.any(-1), torch.from_numpy(marked))
     # Set means set: afterwards the sub-units have exactly these values there.
     now = prepared.parts[0].activations(q)
-    others = layer(q) - torch.zeros(TILES, PATCHES, UNITS).index_add_(-1, prepared.parts[0].units, now)
-    wanted = others.clone().index_add_(-1, prepared.parts[0].units, torch.tensor([8.0, 3.5]).expand_as(now))
+    others = layer(q) - torch.zeros(TILES, PATCHES, UNITS).index_add_(-1, prepared.parts[0].rows.units, now)
+    wanted = others.clone().index_add_(-1, prepared.parts[0].rows.units, torch.tensor([8.0, 3.5]).expand_as(now))
     torch.testing.assert_close((layer(q) + got)[torch.from_numpy(marked)], wanted[torch.from_numpy(marked)])
 
 

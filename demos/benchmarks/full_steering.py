@@ -163,11 +163,12 @@ def sweep(bench: Bench, rounds: int) -> Rows:
         plans = [bench.plan(**point) for point in points]
         return bench.steerer.captions([bench.image], [plans], max_new_tokens=TOKENS)[0]
 
-    said, own = counted(swept)  # the first round is counted, and warms up
-    seen, passing = counted(lambda: tower(bench))
-    plain, decoding = counted(lambda: decode(bench, *seen, len(points)))
+    bench.caption()  # warms up
+    (said, own), first = timed(lambda: counted(swept))  # the first round is counted too
+    (seen, passing), second = timed(lambda: counted(lambda: tower(bench)))
+    (plain, decoding), third = timed(lambda: counted(lambda: decode(bench, *seen, len(points))))
     works = (swept, lambda: tower(bench), lambda: decode(bench, *seen, len(points)))
-    took = [[timed(work)[1] for work in works] for _ in range(rounds)]
+    took = [[first, second, third]] + [[timed(work)[1] for work in works] for _ in range(rounds - 1)]
     naive, start = [], time.perf_counter()
     for point in points:
         with bench.steerer.applied(bench.plan(**point)):
