@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from elude_steer import __version__, commands, workshop
+from elude_steer import __version__, commands, laboratory, workshop
 from elude_steer.errors import EludeSteerError, EludeSteerWarning
 
 
@@ -182,6 +182,8 @@ def concepts(
 
 
 for command in (commands.steer, commands.run, workshop.sweep, workshop.export, workshop.demo):
+    cli.add_command(command)
+for command in (laboratory.evaluate, laboratory.compare, laboratory.ablate):
     cli.add_command(command)
 
 

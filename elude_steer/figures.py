@@ -155,3 +155,34 @@ def scatter(
         radius, colour = (7, (205, 60, 40)) if number in marked else (4, (70, 110, 190))
         draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline="white")
     return picture
+
+
+def histogram(
+    values: Sequence[float], title: str, *, bins: int = 24, size: tuple[int, int] = (460, 260)
+) -> Image.Image:
+    """How often values occur, as bars over an axis with their range; whole numbers have a bar each where they can."""
+    width, height = size
+    picture = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(13)
+    draw.text((12, 8), title, fill=(30, 33, 40), font=ImageFont.load_default(15))
+    known = np.asarray([value for value in values if np.isfinite(value)], dtype=float)
+    if not len(known):
+        draw.text((width / 2, height / 2), "nothing", fill=(80, 86, 96), font=font, anchor="mm")
+        return picture
+    low, high = float(known.min()), float(known.max())
+    whole = bool((known == known.round()).all()) and high - low < 2 * bins
+    edges = np.arange(low - 0.5, high + 1) if whole else np.linspace(low, high if high > low else low + 1, bins + 1)
+    counts, _ = np.histogram(known, edges)
+    left, bottom, top = 48, height - 34, 40
+    step = (width - left - 16) / len(counts)
+    for number, count in enumerate(counts.tolist()):
+        x = left + number * step
+        draw.rectangle(
+            (x + 1, bottom - (bottom - top) * count / counts.max(), x + step - 1, bottom), fill=(70, 110, 190)
+        )
+    draw.line((left, bottom, width - 16, bottom), fill=(80, 86, 96))
+    draw.text((left - 6, top), str(int(counts.max())), fill=(80, 86, 96), font=font, anchor="rm")
+    draw.text((left, bottom + 6), f"{low:.3g}", fill=(80, 86, 96), font=font, anchor="la")
+    draw.text((width - 16, bottom + 6), f"{high:.3g}", fill=(80, 86, 96), font=font, anchor="ra")
+    draw.text(((left + width) / 2, bottom + 6), f"mean {known.mean():.3g}", fill=(80, 86, 96), font=font, anchor="ma")
+    return picture

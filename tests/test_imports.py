@@ -13,10 +13,11 @@ PACKAGE = Path(elude_steer.__file__).parent
 ORDER = [
     "errors", "backends", "storage", "documents", "recipe", "shipped", "hooks", "towers", "vlm", "images", "probing",
     "contributions", "sketching", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts",
-    "labels", "manifest", "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions",
-    "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results", "steering",
-    "exporting", "evaluation", "running", "report", "specimens", "fragments", "visiting", "pages", "widgets", "webapp",
-    "commands", "workshop", "cli",
+    "labels", "cards", "manifest", "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions",
+    "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results",
+    "steering", "exporting", "saes", "evaluation", "baselines", "comparing", "contest", "running", "report",
+    "specimens", "evaluating", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "commands",
+    "laboratory", "workshop", "cli",
 ]  # fmt: skip
 
 

@@ -1,0 +1,73 @@
+"""What each setting of a build is worth: one changed at a time, the atlas built, named and measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elude_steer.comparing import kept
+from elude_steer.documents import override
+from elude_steer.errors import SpecError
+from elude_steer.evaluating import evaluate
+from elude_steer.pipeline import build
+from elude_steer.shipped import load_spec
+from elude_steer.stages import key_of
+
+# The paper's own questions, for `--vary` without a value.
+PAPERS: Mapping[str, Sequence[str]] = {
+    "split.winner_rule": ("unique", "gap", "winner", "random"),
+    "split.rho_score": ("margin", "ratio"),
+    "clusters.selection": ("leaf", "eom"),
+}
+
+
+def ablate(
+    spec: str,
+    vary: Mapping[str, Sequence[str]],
+    work: Path,
+    *,
+    images: Any = None,
+    limit: int = 500,
+    settings: Sequence[str] = (),
+    told: Callable[[str], object] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """A row for the spec as it is, and one for every other value of each setting; goes on where it was.
+
+    Args:
+        spec: a build spec, by path or name.
+        vary: setting -> values, e.g. `{"clusters.min_cluster_size": ["20", "30", "60"]}`.
+        work: where stages, atlases and rows are kept.
+        images: pictures to measure on, of which the spec should not be made; by default the spec's own.
+        limit: how many.
+        settings: changes that count for every row.
+        told: hears what is being done.
+    """
+    plain = override(load_spec(spec), settings)
+    variants: list[tuple[str, str]] = [("", "")]
+    for name, values in vary.items():
+        if not values:
+            raise SpecError(f"--vary {name} has no values; write {name}=V,V.")
+        variants += [(name, value) for value in values]
+    rows, seen = [], set[str]()
+    for name, value in variants:
+        changed = [*settings, *([f"{name}={value}"] if name else [])]
+        own = override(load_spec(spec), changed)  # raises where there is no such setting, before anything is built
+        key = key_of("ablation", json.dumps(str(own)), str(images), limit)
+        if (name and own == plain) or key in seen:
+            continue  # the spec as it is has its row already
+        seen.add(key)
+
+        def measured(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
+            out = work / f"atlas-{key[:12]}"
+            atlas = build(spec, out=out, work=work / "stages", settings=changed, quiet=True)
+            measures = ("faithfulness", "monosemanticity", "dictionary")
+            found = evaluate(str(out), images=images, limit=limit, measures=measures)
+            whole = len(set(atlas.units.tolist()))
+            numbers = {row.name: row.value for row in found.rows}
+            return {"sub-units": len(atlas), "a unit": len(atlas) / max(1, whole), **numbers}
+
+        told(f"{name}={value}" if name else "the spec as it is")
+        rows.append({"setting": name or "as it is", "value": value, **kept(work / f"row-{key[:12]}.json", measured)})
+    return rows

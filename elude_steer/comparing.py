@@ -1,0 +1,218 @@
+"""Every method's dictionary under the same measures: names, purity, faithfulness, and how well it steers.
+
+Pictures are looked at once and kept on disk; what is found for one method and token seed is one file, so that a run
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from elude_steer import toyland
+from elude_steer.applying import Applier
+from elude_steer.baselines import Dictionary, Levels, Lexicon
+from elude_steer.concepts import Matcher
+from elude_steer.dissection import Dissection, dissect
+from elude_steer.edits import Kind, World, baselines, make_tasks, run_edits, summary, toyland_world
+from elude_steer.evaluation.dictionary import collinearity, effective_rank
+from elude_steer.evaluation.faithfulness import R2
+from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
+from elude_steer.labels import Labels
+from elude_steer.scoring import load_scorer
+from elude_steer.storage import write_array, write_file
+from elude_steer.streams import FIRES, contrast, on
+from elude_steer.sweep import best, grid_points, sweep
+from elude_steer.toyland.scenes import CLUTTER
+from elude_steer.vlm import Vlm
+from elude_steer.vocabulary import read_vocabulary
+
+STRONGEST, CLEAN = 100, 0.6  # patches that a latent is judged by, and the share that has to show one thing
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Pictures that were looked at: the layer's inputs and the stream behind it, on disk.
+
+    Attributes:
+        q: `(pictures, tokens, d_in)` float16.
+        streams: `(pictures, tokens, d_out)` float16.
+        vectors: `(pictures, d)` what the scorer makes of them.
+        shown: `(pictures, tokens)` what each token shows.
+    """
+
+    q: np.ndarray
+    streams: np.ndarray
+    vectors: np.ndarray
+    shown: np.ndarray
+
+    @classmethod
+    def of(cls, vlm: Vlm, scorer: Any, seed: int, count: int, folder: Path) -> Seen:
+        """Toyland's scenes of a seed; looked at once."""
+        names = ("q", "streams", "vectors", "shown")
+        paths = {name: folder / f"scenes-{seed}-{count}-{name}.npy" for name in names}
+        if not all(path.exists() for path in paths.values()):
+            rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+            for scene in toyland.scenes(seed, count):
+                ((q, stream),) = vlm.streams([scene.image])
+                boxes = vlm.grid(scene.image.size).boxes.reshape(-1, 4)
+                rows["q"].append(q.flatten(0, 1).half().numpy())
+                rows["streams"].append(stream.flatten(0, 1).half().numpy())
+                rows["vectors"].append(scorer.images([scene.image])[0].numpy())
+                rows["shown"].append(np.array(scene.names_at(boxes)))
+            for name, path in paths.items():
+                write_array(path, np.stack(rows[name]))
+        return cls(*(np.load(path, mmap_mode="r") for path in paths.values()))
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def inputs(self) -> Iterator[torch.Tensor]:
+        """The layer's inputs of one picture after the other, `(tokens, d_in)` float32."""
+        for row in self.q:
+            yield torch.from_numpy(row.astype(np.float32))
+
+
+@torch.inference_mode()
+def name_dictionary(
+    dictionary: Dictionary,
+    seen: Seen,
+    texts: torch.Tensor,
+    vocabulary: Sequence[str],
+    how: Dissection,
+    *,
+    keep: int = 32,
+    instances: int = 16,
+) -> Lexicon:
+    """A dictionary with names from the same dissection, what "on" is for its latents, and their streams.
+
+    Args:
+        dictionary: whose latents.
+        seen: the pictures that name them.
+        texts: `(words, d)` what the scorer makes of the vocabulary.
+        vocabulary: the words.
+        how: the dissection.
+        keep: words that are kept for each latent.
+        instances: pictures whose mean activation is "on".
+    """
+    pooled = torch.stack([dictionary.read(q).max(0).values for q in seen.inputs()])  # (pictures, S)
+    reference = pooled.sort(dim=0, descending=True).values[:instances].mean(0)
+    count, width = len(dictionary), min(keep, len(vocabulary))
+    words, scores = np.full((count, width), -1, np.int32), np.full((count, width), -np.inf, np.float32)
+    if dictionary.names:
+        words[:, 0] = [vocabulary.index(name) for name in dictionary.names]
+        scores[:, 0] = 0
+    else:
+        alive = (pooled.amax(0) > 0) & (pooled.amax(0) > pooled.amin(0))
+        similarities = torch.from_numpy(np.array(seen.vectors)).float() @ texts.float().T
+        found = dissect(pooled[:, alive], similarities, how, keep=width)
+        words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
+    groups = np.arange(count, dtype=np.int32)
+    labels = Labels(tuple(vocabulary), words, scores, groups, {"pictures": len(seen), **asdict(how)})
+    made = Lexicon(dictionary, labels, Levels(reference), _streams(dictionary, seen, reference))
+    return replace(made, about={"name": made.name, "atoms": made.fingerprint})  # work that is kept goes by this
+
+
+def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> torch.Tensor:
+    floor = FIRES * on(reference)
+    sums = torch.zeros(len(dictionary), seen.streams.shape[-1], dtype=torch.float64)
+    counts = torch.zeros(len(dictionary), dtype=torch.float64)
+    for q, stream in zip(seen.inputs(), seen.streams, strict=True):
+        fires = (dictionary.read(q) >= floor).float()
+        sums += (fires.T @ torch.from_numpy(stream.astype(np.float32))).double()
+        counts += fires.sum(0).double()
+    return contrast(sums, counts)
+
+
+@torch.inference_mode()
+def measure_dictionary(lexicon: Lexicon, vlm: Vlm, seen: Seen) -> dict[str, float]:
+    """What pictures say that named nothing: MS-Score, clean share, objects found, names, faithfulness, vectors."""
+    dictionary, layer = lexicon.dictionary, vlm.layer
+    peaks = gather_peaks(seen.inputs(), dictionary.read, layer)
+    r2 = R2()
+    for q in seen.inputs():
+        r2.add(layer(q), dictionary.reconstruct(q))
+    shown, right, clean = seen.shown.reshape(-1), 0, []
+    for start in range(0, len(dictionary), 64):
+        values = torch.cat([dictionary.read(q)[:, start : start + 64] for q in seen.inputs()])
+        top = values.topk(STRONGEST, dim=0)
+        for offset, column in enumerate(top.indices.T.numpy()):
+            name, many = Counter(shown[column]).most_common(1)[0]
+            if top.values[0, offset] > 0 and many >= CLEAN * STRONGEST and name != CLUTTER:
+                clean.append(str(name))
+                right += lexicon.labels[start + offset] == name
+    alive = int((peaks.highest > 0).sum())
+    return {
+        "latents": len(dictionary),
+        "never fire": 1 - alive / len(dictionary),
+        "MS-Score": mean_percent(peaks.scores()),
+        "clean": len(clean) / max(1, alive),
+        "objects": len(set(clean) & set(toyland.OBJECTS)),
+        "named rightly": right / max(1, len(clean)),
+        "R2": r2.value,
+        "effective rank": effective_rank(dictionary.atoms),
+        "collinearity": collinearity(dictionary.atoms),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Scenes for choosing settings, scenes for reporting, and a grid of one size for every method and mode."""
+
+    vlm: Vlm
+    matcher: Matcher
+    tuning: World
+    reported: World
+    work: Path
+
+    @cached_property
+    def said(self) -> list[str]:
+        """The baselines of the scenes that are reported."""
+        return baselines(Applier(self.vlm, cast(Any, None), self.matcher), self.reported)
+
+    def steer(self, lexicon: Lexicon, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """The best point of a grid on the tuning scenes, and what it reaches on the others."""
+        steerer = Applier(self.vlm, cast(Any, lexicon), self.matcher)
+        points = sweep(steerer, self.tuning, kind, grid, work=self.work)
+        chosen = best(points, "harmonic", least_kept=0.0)
+        tasks = make_tasks(self.reported, self.said, kind)
+        outcomes = run_edits(
+            steerer,
+            self.reported,
+            tasks,
+            lambda task: steerer.planned([task.minus], [task.plus] if task.plus else [], settings=chosen.settings)[0],
+        )
+        score = summary(kind, outcomes).to_dict()
+        return {"settings": dict(chosen.settings), "tried": len(grid_points(grid)), **score}
+
+
+def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a file says; where there is none it is made, with the seconds it took."""
+    if not path.exists():
+        start = time.perf_counter()
+        found = make()
+        text = json.dumps({**found, "seconds": time.perf_counter() - start}, indent=1)
+        write_file(path, lambda file: file.write(text.encode()))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Tensor]:
+    """The scorer of an atlas's spec, its vocabulary, and what the scorer makes of it."""
+    labels = spec["labels"]
+    scorer = load_scorer(labels["scorer"], library=labels["library"], pretrained=labels["pretrained"])
+    vocabulary = read_vocabulary(labels["vocabulary"], stop_words=labels["stop_words"])
+    return scorer, list(vocabulary), scorer.texts([labels["template"].replace("{}", word) for word in vocabulary])
+
+
+def contest(vlm: Vlm, matcher: Matcher, work: Path, *, tuning: int = 60, reported: int = 500) -> Contest:
+    """Toyland's, with scenes of two seeds that nothing was trained or named with."""
+    return Contest(vlm, matcher, toyland_world(61_007, tuning), toyland_world(88_003, reported), work)

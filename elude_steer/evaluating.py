@@ -1,0 +1,281 @@
+"""What an atlas is worth, in numbers and pictures: the measures of `evaluation`, beside the units as they were."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elude_steer import __version__, figures
+from elude_steer.atlas import Atlas
+from elude_steer.errors import SpecError, closest
+from elude_steer.evaluation.dictionary import collinearity, effective_rank, stability
+from elude_steer.evaluation.efficiency import bare, measure
+from elude_steer.evaluation.faithfulness import R2, caption_agreement
+from elude_steer.evaluation.monosemanticity import Peaks, mean_percent
+from elude_steer.hooks import swap_module
+from elude_steer.images import image_set
+from elude_steer.pipeline import load_tower
+from elude_steer.probing import read_item
+from elude_steer.recipe import ModelSpec
+from elude_steer.specimens import Specimens
+from elude_steer.splitting import layer_parameters, split_layer
+from elude_steer.storage import write_file
+from elude_steer.towers import Tower
+from elude_steer.vlm import Vlm
+
+MEASURES = ("faithfulness", "monosemanticity", "dictionary", "efficiency")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number.
+
+    Attributes:
+        measure: which file of `evaluation` it comes from.
+        name: what it is.
+        value: for the sub-units.
+        units: for the units before the split, where that says something.
+    """
+
+    measure: str
+    name: str
+    value: float | None
+    units: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Measures of one atlas, and what it looks like.
+
+    Attributes:
+        atlas: the atlas.
+        tower: its model.
+        pictures: how many it was measured on.
+        rows: the numbers.
+        scores: `(S,)` MS-Score of every sub-unit, and `unit_scores` of every unit; None where not asked for.
+    """
+
+    atlas: Atlas
+    tower: Tower
+    pictures: int
+    rows: tuple[Row, ...]
+    scores: torch.Tensor | None = None
+    unit_scores: torch.Tensor | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        known = {"atlas": self.atlas.name, "model": self.atlas.about["model"], "layer": self.atlas.about["layer"]}
+        return {**known, "pictures": self.pictures, "elude_steer": __version__, "rows": [asdict(r) for r in self.rows]}
+
+    def save(self, folder: Path) -> Path:
+        """Writes evaluation.json and report.html; returns the page's path."""
+        text = json.dumps(self.to_dict(), indent=1)
+        write_file(folder / "evaluation.json", lambda file: file.write(text.encode()))
+        page = _page(self)
+        write_file(folder / "report.html", lambda file: file.write(page.encode()))
+        return folder / "report.html"
+
+
+def evaluate(
+    atlas: str,
+    *,
+    images: Any = None,
+    limit: int = 500,
+    measures: Sequence[str] = MEASURES,
+    again: str | None = None,
+    model: str | None = None,
+    device: str | None = None,
+    warm_up: int = 10,
+    runs: int = 50,
+    told: Callable[[str], object] = lambda line: None,
+) -> Evaluation:
+    """Measures an atlas.
+
+    Args:
+        atlas: a folder, a name, or a Hub id.
+        images: pictures to measure on, as for a build; by default those of its recipe.
+        limit: how many of them.
+        measures: which, of `MEASURES`.
+        again: the atlas of another run, for the stability.
+        model: another copy of the model.
+        device: where it runs.
+        warm_up: passes that do not count for the efficiency; the paper has 100.
+        runs: passes that do; the paper has 500.
+        told: hears what is being done.
+    """
+    for name in measures:
+        if name not in MEASURES:
+            raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
+    loaded = Atlas.load(atlas)
+    other = Atlas.load(again) if again is not None else None
+    known = loaded.about["spec"]
+    spec = ModelSpec(**{**known["model"], **({"id": model, "revision": None} if model else {})})
+    tower = load_tower(spec, device)
+    loaded.check(tower.layer)
+    source = known["images"]["source"] if images is None else images
+    if source is None:
+        raise SpecError("the atlas does not say which pictures it was made from; give some: --images FOLDER.")
+    pictures = image_set(source, split=known["images"]["split"], column=known["images"]["column"], limit=limit)
+    seen = [got[0] for item in islice(pictures.items(), limit) if (got := read_item(item, {})) is not None]
+    rows: list[Row] = []
+    scores: dict[str, torch.Tensor] = {}
+    for name in measures:
+        told(name)
+        if name == "faithfulness":
+            rows += _faithfulness(loaded, tower, seen)
+        elif name == "monosemanticity":
+            scores = _monosemanticity(loaded, tower, seen)
+            rows.append(Row(name, "MS-Score, %", mean_percent(scores["sub-units"]), mean_percent(scores["units"])))
+            silent = [float(values.isnan().double().mean()) for values in scores.values()]
+            rows.append(Row(name, "never fire", *silent))
+        elif name == "dictionary":
+            rows += _dictionary(loaded, other, tower)
+        else:
+            rows += _efficiency(loaded, tower, seen[:8], warm_up, runs)
+    return Evaluation(loaded, tower, len(seen), tuple(rows), scores.get("sub-units"), scores.get("units"))
+
+
+def _inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The layer's inputs of one picture after the other, `(tokens, d_in)`."""
+    for picture in pictures:
+        (q,) = tower.encode([picture])
+        yield q[:, tower.token_indices(q.shape[1]).to(q.device)].flatten(0, 1)
+
+
+@torch.inference_mode()
+def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[Row]:
+    explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
+    weight, bias = layer_parameters(tower.layer)
+    r2 = R2()
+    for q in _inputs(tower, pictures):
+        r2.add(q.float() @ weight.T + bias, _summed(explicit, q, len(weight)))
+    rows = [Row("faithfulness", "R2, explicit layer", r2.value)]
+    if isinstance(tower, Vlm):
+        share = caption_agreement(tower, explicit, pictures[:50])
+        rows.append(Row("faithfulness", f"same caption, {min(50, len(pictures))} pictures", share))
+    return rows
+
+
+def _summed(explicit: Any, q: torch.Tensor, d_out: int) -> torch.Tensor:
+    """The explicit layer's output of tokens, whatever kind of layer it stands for."""
+    parts = q.float() @ explicit.weight.float().T + explicit.bias.float()
+    return torch.zeros(len(q), d_out, device=q.device).index_add_(1, explicit.units, parts)
+
+
+@torch.inference_mode()
+def _monosemanticity(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
+    weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
+    every = atlas.sub_units(range(len(atlas)), tower.layer)
+    found = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
+    for q in _inputs(tower, pictures):
+        out = q.float() @ weight.T + bias
+        found["sub-units"].add(every.activations(q), out)
+        found["units"].add(out, out)
+    return {name: peaks.scores() for name, peaks in found.items()}
+
+
+def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:
+    weight = layer_parameters(tower.layer)[0].float().cpu()
+
+    def vectors(of: Atlas) -> list[torch.Tensor]:
+        rows = of.sub_units(range(len(of)), tower.layer).weight.cpu()
+        return [rows[list(of.sub_units_of(unit))][~of.dead[list(of.sub_units_of(unit))]] for unit in range(of.d_out)]
+
+    own = vectors(atlas)
+    alive = torch.cat(own)
+    rows = [
+        Row("dictionary", "effective rank of the incoming weights", effective_rank(alive), effective_rank(weight)),
+        Row("dictionary", "collinearity (1 = duplicates)", collinearity(alive), collinearity(weight)),
+    ]
+    if other is not None:
+        rows.append(Row("dictionary", f"stability against '{other.name}'", stability(own, vectors(other))))
+    return rows
+
+
+def _efficiency(atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int) -> list[Row]:
+    explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
+    inputs = tower.prepare(pictures)
+
+    def call() -> None:
+        if isinstance(inputs, torch.Tensor):
+            tower.model(inputs.to(tower.device))
+        else:
+            tower.model(**inputs)
+
+    ways = {"bare": bare, "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit)}
+    costs = measure(call, ways, warm_up=warm_up, runs=runs, device=tower.device)
+    own, plain = costs["explicit"], costs["bare"]
+    batch = f"a batch of {len(pictures)}"
+    return [
+        Row("efficiency", f"explicit layer, ms {batch}", own.milliseconds, plain.milliseconds),
+        Row("efficiency", "explicit layer, % more time", 100 * own.slower, 0.0),
+        Row("efficiency", "explicit layer, peak MB", own.megabytes, plain.megabytes),
+    ]
+
+
+_STYLE = """
+:root { color-scheme: light dark } body { margin: 0 auto; max-width: 1000px; padding: 36px 20px 60px;
+  font: 16px/1.5 system-ui, sans-serif } h1 { font-size: 26px } h2 { font-size: 19px; margin: 34px 0 10px }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 5px 12px 5px 0;
+  border-bottom: 1px solid #8884 } td.n { text-align: right; font-variant-numeric: tabular-nums }
+.soft { opacity: .7; font-size: 14px } img { max-width: 100%; border-radius: 6px; background: #fff }
+.figures { display: flex; flex-wrap: wrap; gap: 20px }
+"""
+
+
+def _page(found: Evaluation) -> str:
+    atlas, about = found.atlas, found.atlas.about
+    body = "".join(
+        f'<tr><td>{html.escape(row.measure)}</td><td>{html.escape(row.name)}</td><td class="n">{_shown(row.value)}</td>'
+        f'<td class="n">{_shown(row.units)}</td></tr>'
+        for row in found.rows
+    )
+    counts = torch.bincount(atlas.units, minlength=atlas.d_out)
+    charts = [
+        figures.histogram(counts.tolist(), "sub-units of a unit"),
+        figures.histogram(atlas.rho[counts > 1].tolist(), "rho of the units that were split"),
+    ]
+    if found.scores is not None and found.unit_scores is not None:
+        own, before = ((scores[~scores.isnan()] * 100).tolist() for scores in (found.scores, found.unit_scores))
+        charts += [figures.histogram(own, "MS-Score of sub-units"), figures.histogram(before, "MS-Score of units")]
+    images = "".join(f'<img alt="" src="{figures.data_uri(chart)}">' for chart in charts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
+        f"<h1>{html.escape(atlas.name)}</h1><p>{len(atlas):,} sub-units of {atlas.d_out:,} units of layer "
+        f"<code>{html.escape(str(about['layer']))}</code>, measured on {found.pictures:,} pictures.</p>"
+        f"<table><thead><tr><th>measure</th><th></th><th>sub-units</th><th>units before</th></tr></thead>"
+        f'<tbody>{body}</tbody></table><h2>The split</h2><div class="figures">{images}</div>{_collages(found)}'
+        f'<p class="soft">elude_steer {__version__}</p></body></html>\n'
+    )
+
+
+def _collages(found: Evaluation, units: int = 4) -> str:
+    """The units that fell into most parts: their sixteen strongest pictures, and four of each of their parts."""
+    if not isinstance(found.tower, Vlm):
+        return ""
+    atlas, specimens = found.atlas, Specimens(found.atlas, found.tower)
+    counts = torch.bincount(atlas.units, minlength=atlas.d_out)
+    shown = []
+    for unit in counts.sort(descending=True, stable=True).indices[:units].tolist():
+        rows = [("before the split", specimens.of_unit(unit, 16, 96))]
+        rows += [
+            (atlas.labels[one] if atlas.labels is not None else f"sub-unit {one}", specimens.of_sub_unit(one, 4, 96))
+            for one in atlas.sub_units_of(unit)
+        ]
+        if rows[0][1]:
+            sheet = figures.collage(rows[:1], columns=16), figures.collage(rows[1:], columns=4)
+            pictures = "".join(f'<p><img alt="" src="{figures.data_uri(one)}"></p>' for one in sheet)
+            shown.append(f"<h2>Unit {unit}, and its {len(rows) - 1} parts</h2>{pictures}")
+    return "".join(shown)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}"

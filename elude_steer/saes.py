@@ -1,0 +1,328 @@
+"""Sparse autoencoders to hold sub-units against: seven kinds and a transcoder, as one small network, and its training.
+
+Written by hand because overcomplete has neither Matryoshka nor a transcoder and needs torchvision; what both have is
+compared in the tests where it imports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elude_steer.errors import SpecError
+
+Kind = Literal[
+    "vanilla", "topk", "batch_topk", "jumprelu", "matryoshka", "archetypal", "matching_pursuit", "transcoder"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that Matryoshka's levels use
+_RELAXED = 1.0  # how far an archetype may leave the convex hull of the points
+_BAND = 0.03  # around JumpReLU's threshold, in which it learns
+
+
+@dataclass(frozen=True)
+class SaeSpec:
+    """How one is trained; the defaults are the paper's.
+
+    Attributes:
+        kind: which.
+        latents: how many.
+        active: latents a token, for kinds that count them; a share of all where it is below one (archetypal: 0.1).
+        sparsity: what sparsity weighs: L1 for vanilla and the transcoder, L0 for JumpReLU.
+        revive: what latents that did not fire weigh.
+        learning_rate: of Adam, at its highest.
+        epochs: passes over the tokens.
+        batch_size: tokens a step.
+        seed: of the first weights and of the order.
+    """
+
+    kind: Kind
+    latents: int
+    active: float = 20
+    sparsity: float = 1e-3
+    revive: float = 1e-4
+    learning_rate: float = 5e-4
+    epochs: int = 50
+    batch_size: int = 4096
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise SpecError(f"an SAE is one of {', '.join(KINDS)}, not '{self.kind}'.")
+        if self.latents < 1 or self.epochs < 1 or self.batch_size < 2 or self.active <= 0:
+            raise SpecError("an SAE needs latents, epochs and active latents, and batches of at least 2 tokens.")
+
+    @property
+    def count(self) -> int:
+        """How many latents fire for a token."""
+        wanted = self.active * self.latents if self.active < 1 else self.active
+        return max(1, min(self.latents, round(wanted)))
+
+
+class Sae(nn.Module):
+    """Codes of what a layer gives, and back; of a transcoder, from what the layer is given to what it gives.
+
+    Inside, inputs and targets are centred and of unit scale; outside, codes are in the units of the target, as every
+    row of `dictionary` has length 1.
+    """
+
+    def __init__(self, spec: SaeSpec, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        super().__init__()
+        self.spec = spec
+        generator = torch.Generator().manual_seed(spec.seed)
+        for name, values in (("input", inputs), ("target", targets)):
+            mean = values.double().mean(0)
+            spread = (values.double() - mean).square().mean().sqrt().clamp_min(1e-12)
+            self.register_buffer(f"{name}_mean", mean.float())
+            self.register_buffer(f"{name}_scale", spread.float())
+        d_in, d_out = inputs.shape[1], targets.shape[1]
+        atoms = F.normalize(torch.randn(spec.latents, d_out, generator=generator), dim=1)
+        if spec.kind == "archetypal":
+            points = (_archetypes(targets, spec, generator) - self.target_mean) / self.target_scale
+            self.register_buffer("points", points)
+            self.mixture = nn.Parameter(torch.eye(spec.latents, len(points)))
+            self.relaxed = nn.Parameter(torch.zeros(spec.latents, d_out))
+            self.log_radius = nn.Parameter(torch.zeros(()))
+            atoms = F.normalize(points[torch.arange(spec.latents) % len(points)], dim=1)
+        else:
+            self.atoms = nn.Parameter(atoms)
+        tied = atoms if d_in == d_out else torch.randn(spec.latents, d_in, generator=generator) / math.sqrt(d_in)
+        if spec.kind != "matching_pursuit":
+            self.encoder = nn.Parameter(tied.clone())
+            self.encoder_bias = nn.Parameter(torch.zeros(spec.latents))
+        if spec.kind == "jumprelu":
+            self.log_threshold = nn.Parameter(torch.full((spec.latents,), math.log(0.1)))
+        self.register_buffer("threshold", torch.tensor(-1.0))  # of the batch kinds, when they do not train
+        self.input_mean: torch.Tensor
+        self.input_scale: torch.Tensor
+        self.target_mean: torch.Tensor
+        self.target_scale: torch.Tensor
+        self.threshold: torch.Tensor
+        self.points: torch.Tensor
+
+    def dictionary(self) -> torch.Tensor:
+        """The latents' directions, `(latents, d_out)`, each of length 1 (archetypes: as long as they are)."""
+        if self.spec.kind != "archetypal":
+            return F.normalize(self.atoms, dim=1)
+        share = self.mixture.clamp_min(0)
+        share = share / share.sum(1, keepdim=True).clamp_min(1e-8)
+        relaxed = self.relaxed * (_RELAXED / self.relaxed.norm(dim=1, keepdim=True).clamp_min(_RELAXED))
+        return (share @ self.points + relaxed) * self.log_radius.exp()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What latents would say before they are made sparse, and what they say, `(tokens, latents)` each."""
+        x = (x.float() - self.input_mean) / self.input_scale
+        if self.spec.kind == "matching_pursuit":
+            return self._pursued(x)
+        before = x @ self.encoder.T + self.encoder_bias
+        return before, self._sparse(before)
+
+    def _sparse(self, before: torch.Tensor) -> torch.Tensor:
+        kind, fired = self.spec.kind, before.relu()
+        if kind in ("vanilla", "transcoder"):
+            return fired
+        if kind == "jumprelu":
+            return _JumpRelu.apply(before, self.log_threshold.exp())
+        if kind in ("topk", "archetypal"):
+            top = fired.topk(self.spec.count, dim=-1)
+            return torch.zeros_like(fired).scatter(-1, top.indices, top.values)
+        least = self.threshold
+        if self.training:  # the batch as a whole has so many
+            least = fired.flatten().topk(self.spec.count * len(fired)).values[-1].detach()
+            self.threshold.copy_(least if self.threshold < 0 else 0.9 * self.threshold + 0.1 * least)
+        return fired * (fired >= least.clamp_min(1e-12))
+
+    def _pursued(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Greedily, one latent after the other, each for what those before it left."""
+        atoms, left = self.dictionary(), x
+        codes = torch.zeros(len(x), len(atoms), device=x.device)
+        first = None
+        for _ in range(self.spec.count):
+            match = left @ atoms.T
+            first = match if first is None else first
+            value, at = match.max(1)
+            value = value.clamp_min(0)
+            codes = codes.scatter_add(1, at[:, None], value[:, None])
+            left = left - value[:, None] * atoms[at]
+        return first if first is not None else codes, codes
+
+    @torch.no_grad()
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """The codes of some tokens, `(…, latents)`, in the units of the target."""
+        flat = x.reshape(-1, x.shape[-1])
+        return (self(flat)[1] * self.target_scale).reshape(*x.shape[:-1], -1)
+
+    @torch.no_grad()
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """What codes stand for, `(…, d_out)`."""
+        return codes @ self.dictionary() + self.target_mean
+
+
+class _JumpRelu(torch.autograd.Function):
+    """x above a threshold, else 0; the threshold learns from what lies close to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, threshold)
+        return x * (x > threshold)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, threshold = ctx.saved_tensors
+        near = ((x - threshold).abs() < _BAND / 2).float()
+        return grads[0] * (x > threshold), -(threshold / _BAND * near * grads[0]).sum(0)
+
+
+class _Fires(torch.autograd.Function):
+    """1 above a threshold, else 0, with the same way of learning."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, threshold)
+        return (x > threshold).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, threshold = ctx.saved_tensors
+        near = ((x - threshold).abs() < _BAND / 2).float()
+        return torch.zeros_like(x), -(near / _BAND * grads[0]).sum(0)
+
+
+def train_sae(
+    spec: SaeSpec,
+    inputs: torch.Tensor,
+    targets: torch.Tensor | None = None,
+    *,
+    step: Callable[[int], object] | None = None,
+) -> Sae:
+    """A trained SAE; the same spec and tokens give the same bits on one thread.
+
+    Args:
+        spec: which, and how.
+        inputs: `(tokens, d)` what it reads: what the layer gives, or for a transcoder what the layer is given.
+        targets: `(tokens, d_out)` what it should give, for a transcoder; by default what it reads.
+        step: told after every epoch.
+    """
+    targets = inputs if targets is None else targets
+    sae = Sae(spec, inputs, targets).to(inputs.device)
+    generator = torch.Generator().manual_seed(spec.seed)
+    optimizer = torch.optim.Adam(sae.parameters(), lr=spec.learning_rate)
+    size = min(spec.batch_size, len(inputs))
+    total = spec.epochs * (len(inputs) // size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: _rate(at, total))
+    silent = torch.zeros(spec.latents, device=inputs.device)  # steps since each latent fired
+    for _ in range(spec.epochs):
+        order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
+        for start in range(0, len(order) - size + 1, size):
+            rows = order[start : start + size]
+            loss, codes = _loss(sae, inputs[rows], targets[rows], silent)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(sae.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            silent = torch.where((codes > 0).any(0), 0, silent + 1)
+        if step:
+            step(1)
+    return sae.eval().requires_grad_(False)
+
+
+def _rate(at: int, total: int) -> float:
+    """Up for a twentieth of the steps, then down along a cosine."""
+    rise = max(1, total // 20)
+    return (at + 1) / rise if at < rise else 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, total - rise)))
+
+
+def _loss(
+    sae: Sae, inputs: torch.Tensor, targets: torch.Tensor, silent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    spec, atoms = sae.spec, sae.dictionary()
+    wanted = (targets.float() - sae.target_mean) / sae.target_scale
+    before, codes = sae(inputs)
+    if spec.kind == "matryoshka":
+        ends = [max(1, round(share * spec.latents)) for share in _NESTED]
+        parts = [(codes[:, :end] @ atoms[:end] - wanted).square().mean() for end in ends]
+        loss = torch.stack(parts).mean()
+    else:
+        loss = (codes @ atoms - wanted).square().mean()
+    if spec.kind in ("vanilla", "transcoder"):
+        loss = loss + spec.sparsity * codes.sum(1).mean()
+    if spec.kind == "jumprelu":
+        fires = _Fires.apply(before, sae.log_threshold.exp())
+        loss = loss + spec.sparsity * fires.sum(1).mean()
+    dead = silent > 50
+    if dead.any():
+        loss = loss - spec.revive * before[:, dead].mean()
+    return loss, codes.detach()
+
+
+def _archetypes(targets: torch.Tensor, spec: SaeSpec, generator: torch.Generator) -> torch.Tensor:
+    """Points of which archetypes are mixed: centres of the tokens, as many as there are latents."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    rows = torch.randperm(len(targets), generator=generator)[: 20 * spec.latents]
+    count = min(spec.latents, len(rows))
+    means = MiniBatchKMeans(count, random_state=spec.seed, batch_size=4096, n_init=1, max_iter=20)
+    return torch.from_numpy(means.fit(targets[rows].float().cpu().numpy()).cluster_centers_).to(targets.device)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well an SAE does what it is trained for.
+
+    Attributes:
+        r2: share of the target's variance that it gives again.
+        active: latents that fire for a token.
+        dead: share of latents that never fire.
+    """
+
+    r2: float
+    active: float
+    dead: float
+
+
+@torch.no_grad()
+def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> Quality:
+    """Over some tokens, in pieces."""
+    targets = inputs if targets is None else targets
+    error, fired, ever = 0.0, 0, torch.zeros(sae.spec.latents, dtype=torch.bool)
+    for x, y in zip(inputs.split(8192), targets.split(8192), strict=True):
+        codes = sae.encode(x)
+        error += float((sae.decode(codes) - y.float()).double().square().sum())
+        fired += int((codes > 0).sum())
+        ever |= (codes > 0).any(0).cpu()
+    spread = float((targets.double() - targets.double().mean(0)).square().sum())
+    return Quality(1 - error / spread, fired / len(inputs), float((~ever).double().mean()))
+
+
+def grid_of(spec: SaeSpec) -> list[SaeSpec]:
+    """The paper's grid around a spec: learning rates, weights of silent latents, and of sparsity where it has one."""
+    sparse: dict[str, Sequence[float]] = {
+        "vanilla": (1e-3, 5e-3, 2e-2),
+        "transcoder": (1e-3, 5e-3, 2e-2),
+        "jumprelu": (1e-4, 1e-3, 1e-2),
+    }
+    return [
+        replace(spec, learning_rate=rate, revive=revive, sparsity=weight)
+        for rate in (1e-4, 5e-4, 1e-3)
+        for revive in (1e-5, 1e-4, 1e-3)
+        for weight in sparse.get(spec.kind, (spec.sparsity,))
+    ]
+
+
+def best_of(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
+    """The paper's choice: the highest mean of 1 - error and 1 - active latents, each scaled to what was tried."""
+
+    def scaled(values: list[float]) -> list[float]:
+        low, high = min(values), max(values)
+        return [(value - low) / (high - low) if high > low else 0.0 for value in values]
+
+    errors, active = scaled([1 - q.r2 for _, q in tried]), scaled([q.active for _, q in tried])
+    marks = [(1 - error) / 2 + (1 - many) / 2 for error, many in zip(errors, active, strict=True)]
+    return tried[marks.index(max(marks))][0]

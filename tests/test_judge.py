@@ -1,0 +1,240 @@
+"""The judge against a small server that speaks the protocol, and that behaves as servers do."""
+
+import json
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from PIL import Image
+
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.judge import CELL, Judge, Pair, ask, picture_grid, rank, read_answer
+
+openai = pytest.importorskip("openai", reason="the judge needs openai: pip install 'elude-steer[judge]'")
+
+
+class Server:
+    """Answers by what `says(model, first, second, count)` returns: a text, a status, or seconds and then a text."""
+
+    def __init__(self, says):
+        self.says, self.asked, self.bodies = says, Counter(), []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                pictures = [part["image_url"]["url"] for part in body["messages"][0]["content"] if "image_url" in part]
+                owner.bodies.append(body)
+                owner.asked[(body["model"], *pictures)] += 1
+                said = owner.says(body["model"], *pictures, sum(owner.asked.values()))
+                status = said if isinstance(said, int) else 200
+                text = json.dumps(
+                    {"error": {"message": "no"}}
+                    if status != 200
+                    else {
+                        "id": "1",
+                        "object": "chat.completion",
+                        "created": 0,
+                        "model": body["model"],
+                        "choices": [
+                            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+                        ],
+                    }
+                ).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                if status == 429:
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def grid(colour):
+    return picture_grid([Image.new("RGB", (40, 30), colour)] * 9)
+
+
+def pairs(count):
+    """ELUDe's grids are red, the others' are blue, no two alike."""
+    return [Pair("elude", "raw", (grid((250, i, 0)), grid((0, i, 250))), str(i)) for i in range(count)]
+
+
+def answer(letter):
+    return json.dumps({"reason_a": "x", "reason_b": "y", "answer": letter})
+
+
+def is_red(address):
+    import base64
+    import io
+
+    with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))) as image:
+        return image.getpixel((5, 5))[0] > 128
+
+
+def prefers_red(_model, first, _second, _count):
+    return answer("A" if is_red(first) else "B")
+
+
+def test_a_grid_is_three_by_three():
+    pictures = [Image.new("RGB", (50 + i, 40), (i * 20, 0, 0)) for i in range(12)]
+    made = picture_grid(pictures)
+    assert made.size == (3 * CELL, 3 * CELL) == (1008, 1008)
+    for number in range(9):
+        at = (number % 3 * CELL + 10, number // 3 * CELL + 10)
+        assert made.getpixel(at) == (number * 20, 0, 0)
+    assert picture_grid(pictures[:1]).getpixel((1000, 1000)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ('{"answer": "A"}', "A"),
+        ('```json\n{"reason_a": "dogs", "reason_b": "-", "answer": " b "}\n```', "B"),
+        ('I think {"answer": "A"} no, wait: {"answer": "B"}', "B"),
+        ('{"answer": "C"}', None),
+        ('{"answer": A}', None),
+        ('{"answer": ["A"]}', None),
+        ("A", None),
+        ("", None),
+        ("[1]", None),
+    ],
+)
+def test_answers_are_read_or_counted_as_wrong(text, letter):
+    assert read_answer(text) == letter
+
+
+def test_what_stands_first_does_not_matter_and_the_protocol_is_kept(tmp_path):
+    left = []
+    with Server(prefers_red) as server:
+        judges = [Judge(name, server.url) for name in ("one", "two", "three")]
+        found = ask(judges, pairs(4), tmp_path, calls=left.append)
+        assert left == [4 * 2 * 3]  # told before the first
+        assert sum(server.asked.values()) == 24
+        body = server.bodies[0]
+        assert (body["temperature"], body["seed"], body["max_tokens"]) == (0, 42, 256)
+        assert {a.winner for a in found} == {"elude"}
+        again = ask(judges, pairs(4), tmp_path, calls=left.append)
+        assert left[1] == 0
+        assert sum(server.asked.values()) == 24  # nothing is asked twice
+        assert again == found
+    ranking = rank(judges, pairs(4), found)
+    assert ranking.rates == {"elude": 1.0, "raw": 0.0}
+    assert ranking.intervals["elude"] == (1.0, 1.0)
+    assert (ranking.presentations, ranking.ties) == (8, 0)
+
+
+def test_who_always_says_a_helps_nobody(tmp_path):
+    with Server(lambda *_: answer("A")) as server:
+        judges = [Judge("one", server.url)]
+        ranking = rank(judges, pairs(5), ask(judges, pairs(5), tmp_path))
+    assert ranking.rates == {"elude": 0.5, "raw": 0.5}
+
+
+def test_slow_answers_and_passing_failures_are_waited_for(tmp_path):
+    def says(model, first, second, _count):
+        times = server.asked[(model, first, second)]
+        if times == 1:
+            return 429
+        if times == 2:
+            return 500
+        time.sleep(0.2)
+        return prefers_red(model, first, second, 0)
+
+    with Server(says) as server:
+        judges = [Judge("one", server.url)]
+        found = ask(judges, pairs(2), tmp_path, threads=4, timeout=30)
+    assert [a.winner for a in found] == ["elude"] * 4
+    assert set(server.asked.values()) == {3}
+
+
+def test_broken_answers_are_counted_and_not_asked_again(tmp_path):
+    def says(model, first, second, _count):
+        return '{"answer": ' if model == "broken" else prefers_red(model, first, second, 0)
+
+    with Server(says) as server:
+        judges = [Judge("broken", server.url), Judge("whole", server.url)]
+        found = ask(judges, pairs(3), tmp_path)
+        ask(judges, pairs(3), tmp_path)
+        assert sum(server.asked.values()) == 12
+    ranking = rank(judges, pairs(3), found)
+    assert ranking.wrong == {"broken": 6, "whole": 0}
+    assert ranking.missing == {"broken": 0, "whole": 0}
+    assert ranking.rates["elude"] == 1.0
+
+
+def test_a_server_that_dies_half_way_costs_only_what_is_missing(tmp_path):
+    said = []
+
+    def says(model, first, second, count):
+        return 400 if count > 5 else prefers_red(model, first, second, 0)
+
+    with Server(says) as server:
+        judges = [Judge("one", server.url)]
+        found = ask(judges, pairs(10), tmp_path, threads=1, told=said.append)
+        assert len(found) == 5
+        assert sum(server.asked.values()) == 5 + 3  # three failures in a row, and it is left alone
+    assert len(said) == 1
+    assert "judge 'one'" in said[0]
+    assert rank(judges, pairs(10), found).missing == {"one": 15}
+    dead = ask(judges, pairs(10), tmp_path, threads=1, retries=0, timeout=2)  # nobody there at all
+    assert dead == found
+
+
+def test_and_goes_on_where_it_was(tmp_path):
+    with Server(lambda *a: 400 if a[-1] > 5 else prefers_red(*a)) as server:
+        port = server.server.server_port
+        ask([Judge("one", server.url)], pairs(4), tmp_path, threads=1)
+    with Server(prefers_red) as later:
+        judge = Judge("one", f"http://127.0.0.1:{port}/v1")
+        left = []
+        moved = ask([Judge("one", later.url)], pairs(1), tmp_path / "other", calls=left.append)
+        assert left == [2]
+        assert len(moved) == 2
+        assert len(ask([judge], pairs(4), tmp_path, threads=1, retries=0, timeout=2)) == 5
+
+
+def test_ties_are_dropped(tmp_path):
+    def says(model, first, second, _count):
+        red = prefers_red(model, first, second, 0)
+        return red if model == "one" else answer("B" if "A" in json.loads(red)["answer"] else "A")
+
+    with Server(says) as server:
+        judges = [Judge("one", server.url), Judge("two", server.url)]
+        ranking = rank(judges, pairs(3), ask(judges, pairs(3), tmp_path))
+    assert ranking.ties == 6
+    assert all(rate != rate for rate in ranking.rates.values())  # nobody played
+
+
+def test_a_missing_key_is_told_before_anything_is_asked(tmp_path, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(SpecError, match="judge 'one' wants its key in the environment: export JUDGE_KEY="):
+        ask([Judge("one", "http://127.0.0.1:9/v1", "JUDGE_KEY")], pairs(1), tmp_path)
+
+
+def test_who_is_asked_can_say_no(tmp_path):
+    def no(count):
+        raise SpecError(f"{count} calls are too many")
+
+    with Server(prefers_red) as server, pytest.raises(SpecError, match="4 calls"):
+        ask([Judge("one", server.url)], pairs(2), tmp_path, calls=no)
+    assert not server.asked
