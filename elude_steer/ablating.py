@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,24 +49,23 @@ def ablate(
         if not values:
             raise SpecError(f"--vary {name} has no values; write {name}=V,V.")
         variants += [(name, value) for value in values]
-    rows, seen = [], set[str]()
+    specs = {}  # all are read before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]
-        own = override(load_spec(spec), changed)  # raises where there is no such setting, before anything is built
-        key = key_of("ablation", json.dumps(str(own)), str(images), limit)
-        if (name and own == plain) or key in seen:
-            continue  # the spec as it is has its row already
-        seen.add(key)
+        own = override(load_spec(spec), changed)
+        if not name or own != plain:  # the spec as it is has its row already
+            specs[name, value] = (changed, key_of("ablation", str(own), str(images), limit)[:12])
+    rows = []
+    for (name, value), (changed, key) in specs.items():
 
         def measured(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
-            out = work / f"atlas-{key[:12]}"
+            out = work / f"atlas-{key}"
             atlas = build(spec, out=out, work=work / "stages", settings=changed, quiet=True)
             measures = ("faithfulness", "monosemanticity", "dictionary")
             found = evaluate(str(out), images=images, limit=limit, measures=measures)
-            whole = len(set(atlas.units.tolist()))
             numbers = {row.name: row.value for row in found.rows}
-            return {"sub-units": len(atlas), "a unit": len(atlas) / max(1, whole), **numbers}
+            return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 
         told(f"{name}={value}" if name else "the spec as it is")
-        rows.append({"setting": name or "as it is", "value": value, **kept(work / f"row-{key[:12]}.json", measured)})
+        rows.append({"setting": name or "as it is", "value": value, **kept(work / f"row-{key}.json", measured)})
     return rows

@@ -145,7 +145,7 @@ def _outputs(layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def difference_of_means(
-    layer: nn.Module, pictures: Sequence[tuple[torch.Tensor, Sequence[str]]], words: Sequence[str]
+    layer: nn.Module, pictures: Sequence[tuple[torch.Tensor, Any]], words: Sequence[str]
 ) -> Dictionary:
     """Supervised: for each word the mean output where it is to be seen, less the mean where it is not.
 

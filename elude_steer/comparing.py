@@ -44,21 +44,23 @@ class Seen:
     """Pictures that were looked at: the layer's inputs and the stream behind it, on disk.
 
     Attributes:
-        q: `(pictures, tokens, d_in)` float16.
-        streams: `(pictures, tokens, d_out)` float16.
+        q: `(tokens, d_in)` float16, one picture after the other.
+        streams: `(tokens, d_out)` float16.
         vectors: `(pictures, d)` what the scorer makes of them.
-        shown: `(pictures, tokens)` what each token shows.
+        shown: `(tokens,)` what each token shows.
+        counts: `(pictures,)` how many tokens each has.
     """
 
     q: np.ndarray
     streams: np.ndarray
     vectors: np.ndarray
     shown: np.ndarray
+    counts: np.ndarray
 
     @classmethod
     def of(cls, vlm: Vlm, scorer: Any, seed: int, count: int, folder: Path) -> Seen:
         """Toyland's scenes of a seed; looked at once."""
-        names = ("q", "streams", "vectors", "shown")
+        names = ("q", "streams", "vectors", "shown", "counts")
         paths = {name: folder / f"scenes-{seed}-{count}-{name}.npy" for name in names}
         if not all(path.exists() for path in paths.values()):
             rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -67,19 +69,25 @@ class Seen:
                 boxes = vlm.grid(scene.image.size).boxes.reshape(-1, 4)
                 rows["q"].append(q.flatten(0, 1).half().numpy())
                 rows["streams"].append(stream.flatten(0, 1).half().numpy())
-                rows["vectors"].append(scorer.images([scene.image])[0].numpy())
+                rows["vectors"].append(scorer.images([scene.image]).numpy())
                 rows["shown"].append(np.array(scene.names_at(boxes)))
+                rows["counts"].append(np.array([len(boxes)]))
             for name, path in paths.items():
-                write_array(path, np.stack(rows[name]))
+                write_array(path, np.concatenate(rows[name]))
         return cls(*(np.load(path, mmap_mode="r") for path in paths.values()))
 
     def __len__(self) -> int:
-        return len(self.q)
+        return len(self.counts)
+
+    def pictures(self) -> Iterator[slice]:
+        """Where the tokens of one picture after the other are."""
+        ends = np.cumsum(self.counts).tolist()
+        return (slice(end - count, end) for end, count in zip(ends, self.counts.tolist(), strict=True))
 
     def inputs(self) -> Iterator[torch.Tensor]:
         """The layer's inputs of one picture after the other, `(tokens, d_in)` float32."""
-        for row in self.q:
-            yield torch.from_numpy(row.astype(np.float32))
+        for rows in self.pictures():
+            yield torch.from_numpy(self.q[rows].astype(np.float32))
 
 
 @torch.inference_mode()
@@ -126,9 +134,9 @@ def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> tor
     floor = FIRES * on(reference)
     sums = torch.zeros(len(dictionary), seen.streams.shape[-1], dtype=torch.float64)
     counts = torch.zeros(len(dictionary), dtype=torch.float64)
-    for q, stream in zip(seen.inputs(), seen.streams, strict=True):
+    for q, rows in zip(seen.inputs(), seen.pictures(), strict=True):
         fires = (dictionary.read(q) >= floor).float()
-        sums += (fires.T @ torch.from_numpy(stream.astype(np.float32))).double()
+        sums += (fires.T @ torch.from_numpy(seen.streams[rows].astype(np.float32))).double()
         counts += fires.sum(0).double()
     return contrast(sums, counts)
 
@@ -141,12 +149,12 @@ def measure_dictionary(lexicon: Lexicon, vlm: Vlm, seen: Seen) -> dict[str, floa
     r2 = R2()
     for q in seen.inputs():
         r2.add(layer(q), dictionary.reconstruct(q))
-    shown, right, clean = seen.shown.reshape(-1), 0, []
+    right, clean = 0, list[str]()
     for start in range(0, len(dictionary), 64):
         values = torch.cat([dictionary.read(q)[:, start : start + 64] for q in seen.inputs()])
         top = values.topk(STRONGEST, dim=0)
         for offset, column in enumerate(top.indices.T.numpy()):
-            name, many = Counter(shown[column]).most_common(1)[0]
+            name, many = Counter(seen.shown[column]).most_common(1)[0]
             if top.values[0, offset] > 0 and many >= CLEAN * STRONGEST and name != CLUTTER:
                 clean.append(str(name))
                 right += lexicon.labels[start + offset] == name

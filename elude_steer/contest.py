@@ -75,7 +75,7 @@ class Size:
     grid: int | None = None
 
 
-SMALL = Size(seeds=(42, 123), pictures=300, scenes=12, tuning=4, epochs=2, trials=(2e-3,), grid=1)
+SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=(2e-3,), grid=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ class Comparison:
             return baselines.split_otherwise(split, layer, self.store(seed), atlas, seed=seed)
         if method in SUPERVISED:
             seen = self.naming
-            rows = list(zip(seen.inputs(), seen.shown, strict=True))
+            rows = [(q, seen.shown[at]) for q, at in zip(seen.inputs(), seen.pictures(), strict=True)]
             known = [word for word in (*toyland.OBJECTS, *toyland.PLACES) if word in self._scorer[1]]
             return baselines.difference_of_means(layer, rows, known)
         kind = next(kind for kind in KINDS if method.startswith(kind.replace("_", " ") + " ") or method == kind)

@@ -20,7 +20,7 @@ from elude_steer.splitting import SubUnits, layer_parameters
 from elude_steer.streams import on
 
 Covers = Callable[[Region], np.ndarray]
-Known = dict[tuple[int, ...], torch.Tensor]  # activations on one picture, by sub-units
+Known = dict[tuple[Any, ...], torch.Tensor]  # of one picture: activations by sub-units, and where they are strongest
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +47,14 @@ class Part:
             return now if known is None else known.setdefault(key, now)
         return known[key]
 
-    def chosen(self, activations: torch.Tensor) -> torch.Tensor:
+    def chosen(self, activations: torch.Tensor, known: Known | None = None) -> torch.Tensor:
         """On which patches each sub-unit is changed, `(tiles, patches, m)` bool."""
-        return strongest_mask(activations, self.concept.settings.nu, self.concept.settings.per)
+        nu, per = self.concept.settings.nu, self.concept.settings.per
+        key = (nu, per, *(edit.sub_unit for edit in self.concept.edits))
+        if known is None or key not in known:
+            mask = strongest_mask(activations, nu, per)
+            return mask if known is None else known.setdefault(key, mask)
+        return known[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +190,7 @@ class Prepared:
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
-                    moved = moved * part.chosen(now)
+                    moved = moved * part.chosen(now, known)
             part.rows.add(total, moved)
         self._fill(total, q, covers, known)
         return _finite(total)

@@ -1,6 +1,7 @@
 """Models and pictures that many tests share, and a guard: what a test does to a shared model, it undoes."""
 
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores; threads that spin would take them away
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,6 +11,7 @@ import pytest
 from torch import nn
 
 from elude_steer import toyland
+from elude_steer.cli import main
 from elude_steer.steering import Steerer
 from elude_steer.vlm import Vlm
 from tests.tiny import save_llava, save_pictures
@@ -56,6 +58,23 @@ def shared_models_stay_as_they_are():
     yield
     for model, state in before:
         assert state_of(model) == state, "a hook or a swapped module was left in a shared model"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command line in this process: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["elude-steer", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -4,30 +4,12 @@ import sys
 
 import pytest
 
-from elude_steer.cli import main
 from tests.test_atlas import make_atlas
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["elude-steer", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

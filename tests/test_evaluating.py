@@ -1,0 +1,101 @@
+"""The commands that measure, on toyland."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from elude_steer import toyland
+from elude_steer.errors import SpecError
+from elude_steer.evaluating import MEASURES, evaluate
+from tests.markup import Reader
+
+
+@pytest.fixture(scope="module")
+def found():
+    return evaluate("toyland", images="toyland:77001", limit=24, again="toyland", warm_up=1, runs=3)
+
+
+def value(found, name):
+    (row,) = [row for row in found.rows if row.name.startswith(name)]
+    return row
+
+
+def test_the_split_is_faithful_and_comes_out_again(found):
+    assert value(found, "R2").value == pytest.approx(1, abs=1e-9)
+    assert value(found, "same caption").value == 1
+    assert value(found, "stability").value == pytest.approx(1, abs=1e-12)
+
+
+def test_sub_units_are_more_of_one_mind_than_units(found):
+    ms = value(found, "MS-Score")
+    assert ms.value > ms.units
+    assert torch.nanmean(found.scores).item() * 100 == pytest.approx(ms.value)
+    assert len(found.scores) == len(found.atlas)
+    assert len(found.unit_scores) == found.atlas.d_out
+
+
+def test_every_measure_has_its_rows(found):
+    assert {row.measure for row in found.rows} == set(MEASURES)
+    assert 1 < value(found, "effective rank").value <= found.atlas.d_in
+    assert 0 < value(found, "collinearity").value <= 1
+    assert value(found, "explicit layer, ms").value > 0
+
+
+def test_a_page_says_it_all_and_fetches_nothing(found, tmp_path):
+    page = found.save(tmp_path)
+    told = json.loads((tmp_path / "evaluation.json").read_text())
+    assert told["pictures"] == 24
+    assert len(told["rows"]) == len(found.rows)
+    text = page.read_text()
+    assert "MS-Score" in Reader(text).text
+    assert text.count("<img") >= 4
+    assert not re.search(r'(?:src|href)="(?!data:)', text)
+
+
+def test_only_what_is_asked_for_is_measured():
+    found = evaluate("toyland", images="toyland:5", limit=2, measures=["dictionary"])
+    assert {row.measure for row in found.rows} == {"dictionary"}
+    assert found.scores is None
+    with pytest.raises(SpecError, match=r"there is no measure 'monosemantic'.*'monosemanticity'"):
+        evaluate("toyland", measures=["monosemantic"])
+
+
+def test_measured_on_pictures_that_cannot_all_be_read(tmp_path):
+    for number, scene in enumerate(toyland.scenes(3, 3)):
+        scene.image.save(tmp_path / f"{number}.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    assert evaluate("toyland", images=str(tmp_path), measures=["monosemanticity"]).pictures == 3
+
+
+def test_the_command_prints_a_table(run, tmp_path):
+    few = ["--images", "toyland:5", "--limit", "6", "--out", tmp_path / "found"]
+    code, out, err = run("evaluate", "toyland", "--measures", "monosemanticity", *few)
+    assert code == 0
+    assert "MS-Score, %" in out
+    assert "measuring monosemanticity" in err
+    assert (tmp_path / "found" / "report.html").is_file()
+    code, out, _ = run("evaluate", "toyland", "--measures", "dictionary", "--limit", "2", "--json")
+    assert code == 0
+    assert json.loads(out)["atlas"] == "toyland"
+    code, _, err = run("evaluate", "toyland", "--measures", "speed")
+    assert code == 1
+    assert "there is no measure 'speed'" in err
+
+
+def test_settings_are_tried_one_at_a_time(run, tmp_path):
+    small = ["--set", "images.limit=40", "--set", "clusters.top_k=300", "--set", "clusters.min_cluster_size=12",
+             "--set", "labels.scorer=null", "--set", "references.streams=0"]  # fmt: skip
+    command = ["ablate", "toyland", *small, "--work", tmp_path, "--images", "toyland:77001", "--limit", "8",
+               "--vary", "split.winner_rule=gap,random", "--json"]  # fmt: skip
+    code, out, err = run(*command)
+    assert code == 0, err
+    rows = json.loads(out)
+    assert [(row["setting"], row["value"]) for row in rows] == [("as it is", ""), ("split.winner_rule", "random")]
+    assert all(row["R2, explicit layer"] == pytest.approx(1, abs=1e-9) for row in rows)
+    code, again, _ = run(*command)
+    assert json.loads(again) == rows  # goes on where it was, and has nothing left to do
+    code, _, err = run("ablate", "toyland", "--work", tmp_path, "--vary", "split.winer_rule=gap")
+    assert code == 1
+    assert "winer_rule" in err
