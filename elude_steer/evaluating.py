@@ -226,7 +226,7 @@ _STYLE = """
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 5px 12px 5px 0;
   border-bottom: 1px solid #8884 } td.n { text-align: right; font-variant-numeric: tabular-nums }
 .soft { opacity: .7; font-size: 14px } img { max-width: 100%; border-radius: 6px; background: #fff }
-.figures { display: flex; flex-wrap: wrap; gap: 20px }
+.figures { display: flex; flex-wrap: wrap; gap: 20px } .parts { display: flex; flex-wrap: wrap; gap: 10px }
 """
 
 
@@ -271,9 +271,11 @@ def _collages(found: Evaluation, units: int = 4) -> str:
             for one in atlas.sub_units_of(unit)
         ]
         if rows[0][1]:
-            sheet = figures.collage(rows[:1], columns=16), figures.collage(rows[1:], columns=4)
-            pictures = "".join(f'<p><img alt="" src="{figures.data_uri(one)}"></p>' for one in sheet)
-            shown.append(f"<h2>Unit {unit}, and its {len(rows) - 1} parts</h2>{pictures}")
+            whole = figures.data_uri(figures.collage(rows[:1], columns=16))
+            parts = [figures.data_uri(figures.collage([row], columns=4, cell=64)) for row in rows[1:]]
+            pictures = "".join(f'<img alt="" src="{part}">' for part in parts)
+            title = f"<h2>Unit {unit}, and its {len(parts)} parts</h2>"
+            shown.append(f'{title}<p><img alt="" src="{whole}"></p><div class="parts">{pictures}</div>')
     return "".join(shown)
 
 
