@@ -21,6 +21,6 @@ at http://127.0.0.1:7860, for this machine alone. Copy it there together with `r
 # short_description: Name a concept, change what a model says of a picture
 # ---
 
-from elude_steer import Steerer, webapp
+from elude_steer import Steerer, serving
 
-webapp.serve(Steerer.load("toyland"), browse=False)
+serving.serve(Steerer.load("toyland"), browse=False)

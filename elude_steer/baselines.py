@@ -56,10 +56,11 @@ class Dictionary:
         """The layer's output, as far as the dictionary gives it, `(…, d_out)`."""
         return self.read(q) @ self.write + self.base
 
-    def by_unit(self) -> list[torch.Tensor]:
-        """The atoms of each unit."""
-        alive = self.atoms.norm(dim=1) > 0
-        return [self.atoms[(self.units == unit) & alive] for unit in self.units.unique()]
+
+def by_unit(atoms: torch.Tensor, units: torch.Tensor) -> list[torch.Tensor]:
+    """The vectors of each unit, those without length left out."""
+    alive = atoms.norm(dim=1) > 0
+    return [atoms[(units == unit) & alive] for unit in units.unique()]
 
 
 def of_members(name: str, layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> Dictionary:

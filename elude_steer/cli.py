@@ -334,6 +334,4 @@ def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool, h
     cells = [[str(row[column]) for column in columns] for row in rows]
     if head and cells:
         cells.insert(0, [column.replace("_", "-") for column in columns])
-    widths = [max((len(line[i]) for line in cells), default=0) for i in range(len(columns))]
-    for line in cells:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    commands.print_table(cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,15 @@ LOADING = (
     click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
     click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run."),
 )
+
+
+def print_table(rows: Sequence[Sequence[str]], texts: int = sys.maxsize) -> None:
+    """Prints rows in columns: the first so many are texts, the others numbers; by default all are texts."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cell.ljust(width) if n < texts else cell.rjust(width) for n, (cell, width) in pairs]
+        click.echo("  ".join(cells).rstrip())
 
 
 def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,14 +23,14 @@ from elude_steer.applying import Applier
 from elude_steer.baselines import Dictionary, Levels, Lexicon
 from elude_steer.concepts import Matcher
 from elude_steer.dissection import Dissection, dissect
-from elude_steer.edits import Kind, World, baselines, make_tasks, run_edits, summary, toyland_world
+from elude_steer.edits import Kind, World, baselines, make_tasks, run_edits, summary
 from elude_steer.evaluation.dictionary import collinearity, effective_rank
 from elude_steer.evaluation.faithfulness import R2
 from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.labels import Labels
 from elude_steer.scoring import load_scorer
 from elude_steer.storage import write_array, write_file
-from elude_steer.streams import FIRES, contrast, on
+from elude_steer.streams import FIRES, contrast, fired, on
 from elude_steer.sweep import best, grid_points, sweep
 from elude_steer.toyland.scenes import CLUTTER
 from elude_steer.vlm import Vlm
@@ -135,10 +135,29 @@ def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> tor
     sums = torch.zeros(len(dictionary), seen.streams.shape[-1], dtype=torch.float64)
     counts = torch.zeros(len(dictionary), dtype=torch.float64)
     for q, rows in zip(seen.inputs(), seen.pictures(), strict=True):
-        fires = (dictionary.read(q) >= floor).float()
-        sums += (fires.T @ torch.from_numpy(seen.streams[rows].astype(np.float32))).double()
-        counts += fires.sum(0).double()
+        stream = torch.from_numpy(seen.streams[rows].astype(np.float32))
+        more, many = fired(dictionary.read(q), stream, floor)
+        sums += more.double()
+        counts += many.double()
     return contrast(sums, counts)
+
+
+def mostly_shown(activations: Iterable[torch.Tensor], shown: np.ndarray) -> list[tuple[str, float]]:
+    """For each latent what most of its strongest tokens show, and the share of them that do.
+
+    Args:
+        activations: `(tokens, latents)` of one picture after the other, each looked at once.
+        shown: what every token shows, in the same order.
+    """
+    best, at, start = torch.empty(0), torch.empty(0, dtype=torch.long), 0
+    for values in activations:
+        rows = torch.arange(start, start + len(values))[:, None].expand_as(values)
+        start += len(values)
+        best, at = (torch.cat([best, values]), torch.cat([at, rows])) if len(best) else (values, rows)
+        order = best.topk(min(STRONGEST, len(best)), dim=0).indices
+        best, at = best.gather(0, order), at.gather(0, order)
+    counted = (Counter(shown[column]).most_common(1)[0] for column in at.T.numpy())
+    return [(str(name), many / len(at)) for name, many in counted]
 
 
 @torch.inference_mode()
@@ -149,22 +168,21 @@ def measure_dictionary(lexicon: Lexicon, vlm: Vlm, seen: Seen) -> dict[str, floa
     r2 = R2()
     for q in seen.inputs():
         r2.add(layer(q), dictionary.reconstruct(q))
-    right, clean = 0, list[str]()
-    for start in range(0, len(dictionary), 64):
-        values = torch.cat([dictionary.read(q)[:, start : start + 64] for q in seen.inputs()])
-        top = values.topk(STRONGEST, dim=0)
-        for offset, column in enumerate(top.indices.T.numpy()):
-            name, many = Counter(seen.shown[column]).most_common(1)[0]
-            if top.values[0, offset] > 0 and many >= CLEAN * STRONGEST and name != CLUTTER:
-                clean.append(str(name))
-                right += lexicon.labels[start + offset] == name
-    alive = int((peaks.highest > 0).sum())
+    fires = peaks.highest > 0
+    mostly = mostly_shown(map(dictionary.read, seen.inputs()), seen.shown)
+    clean = {
+        number: name
+        for number, (name, share) in enumerate(mostly)
+        if fires[number] and share >= CLEAN and name != CLUTTER
+    }
+    right = sum(lexicon.labels[number] == name for number, name in clean.items())
+    alive = int(fires.sum())
     return {
         "latents": len(dictionary),
         "never fire": 1 - alive / len(dictionary),
         "MS-Score": mean_percent(peaks.scores()),
         "clean": len(clean) / max(1, alive),
-        "objects": len(set(clean) & set(toyland.OBJECTS)),
+        "objects": len(set(clean.values()) & set(toyland.OBJECTS)),
         "named rightly": right / max(1, len(clean)),
         "R2": r2.value,
         "effective rank": effective_rank(dictionary.atoms),
@@ -219,8 +237,3 @@ def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Ten
     scorer = load_scorer(labels["scorer"], library=labels["library"], pretrained=labels["pretrained"])
     vocabulary = read_vocabulary(labels["vocabulary"], stop_words=labels["stop_words"])
     return scorer, list(vocabulary), scorer.texts([labels["template"].replace("{}", word) for word in vocabulary])
-
-
-def contest(vlm: Vlm, matcher: Matcher, work: Path, *, tuning: int = 60, reported: int = 500) -> Contest:
-    """Toyland's, with scenes of two seeds that nothing was trained or named with."""
-    return Contest(vlm, matcher, toyland_world(61_007, tuning), toyland_world(88_003, reported), work)

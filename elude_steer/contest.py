@@ -15,9 +15,9 @@ import torch
 from elude_steer import baselines, figures, toyland
 from elude_steer.atlas import Atlas
 from elude_steer.baselines import Dictionary, Levels, Lexicon
-from elude_steer.comparing import Contest, Seen, contest, kept, measure_dictionary, name_dictionary, scorer_and_words
+from elude_steer.comparing import Contest, Seen, kept, measure_dictionary, name_dictionary, scorer_and_words
 from elude_steer.dissection import Dissection
-from elude_steer.edits import Kind
+from elude_steer.edits import Kind, toyland_world
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.images import image_set
@@ -131,7 +131,9 @@ class Comparison:
     def edits(self) -> Contest:
         """Scenes to steer."""
         matcher = self.atlas("gap", self.size.seeds[0]).matcher()
-        return contest(self.vlm, matcher, self.work, tuning=self.size.tuning, reported=self.size.scenes)
+        # Of two seeds that nothing was trained or named with.
+        tuning, reported = toyland_world(61_007, self.size.tuning), toyland_world(88_003, self.size.scenes)
+        return Contest(self.vlm, matcher, tuning, reported, self.work)
 
     def store(self, seed: int) -> TokenStore:
         """The tokens of a draw, as the atlas of that seed has them."""
@@ -230,18 +232,13 @@ class Comparison:
     def stability(self, method: str) -> float:
         """How alike the dictionaries of different token draws are; raw units and the like are the same always."""
         paths = [self.work / "results" / f"{METHODS.index(method):02d}-{s}.safetensors" for s in self.size.seeds]
-        runs = [_by_unit(read_tensors(path)) for path in paths]
+        runs = [baselines.by_unit(**read_tensors(path)) for path in paths]
         pairs = [(a, b) for at, a in enumerate(runs) for b in runs[at + 1 :]]
         return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else 1.0
 
 
 def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
     return {"atoms": dictionary.atoms.contiguous(), "units": dictionary.units.contiguous()}
-
-
-def _by_unit(saved: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    alive = saved["atoms"].norm(dim=1) > 0
-    return [saved["atoms"][(saved["units"] == unit) & alive] for unit in saved["units"].unique()]
 
 
 def _thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from elude_steer import __version__, figures
 from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError, closest
 from elude_steer.evaluation.dictionary import collinearity, effective_rank, stability
-from elude_steer.evaluation.efficiency import bare, measure
+from elude_steer.evaluation.efficiency import measure
 from elude_steer.evaluation.faithfulness import R2, caption_agreement
 from elude_steer.evaluation.monosemanticity import Peaks, mean_percent
 from elude_steer.hooks import swap_module
@@ -151,22 +152,18 @@ def _inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[Row]:
-    explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
-    weight, bias = layer_parameters(tower.layer)
-    r2 = R2()
+    weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
+    every, r2 = atlas.sub_units(range(len(atlas)), tower.layer), R2()
     for q in _inputs(tower, pictures):
-        r2.add(q.float() @ weight.T + bias, _summed(explicit, q, len(weight)))
+        total = torch.zeros(len(q), atlas.d_out, device=q.device)
+        every.add(total, every.activations(q))
+        r2.add(q.float() @ weight.T + bias, total)
     rows = [Row("faithfulness", "R2, explicit layer", r2.value)]
     if isinstance(tower, Vlm):
+        explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
         share = caption_agreement(tower, explicit, pictures[:50])
         rows.append(Row("faithfulness", f"same caption, {min(50, len(pictures))} pictures", share))
     return rows
-
-
-def _summed(explicit: Any, q: torch.Tensor, d_out: int) -> torch.Tensor:
-    """The explicit layer's output of tokens, whatever kind of layer it stands for."""
-    parts = q.float() @ explicit.weight.float().T + explicit.bias.float()
-    return torch.zeros(len(q), d_out, device=q.device).index_add_(1, explicit.units, parts)
 
 
 @torch.inference_mode()
@@ -209,7 +206,10 @@ def _efficiency(atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: in
         else:
             tower.model(**inputs)
 
-    ways = {"bare": bare, "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit)}
+    ways: dict[str, Callable[[], Any]] = {
+        "bare": nullcontext,
+        "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit),
+    }
     costs = measure(call, ways, warm_up=warm_up, runs=runs, device=tower.device)
     own, plain = costs["explicit"], costs["bare"]
     batch = f"a batch of {len(pictures)}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from elude_steer.commands import hide_loading_bars
+from elude_steer.commands import hide_loading_bars, print_table
 
 
 @click.command()
@@ -64,7 +63,7 @@ def evaluate(
         click.echo(json.dumps(found.to_dict(), indent=2))
         return
     rows = [(row.measure, row.name, _shown(row.value), _shown(row.units)) for row in found.rows]
-    _table([("", "", "sub-units", "units"), *rows], texts=2)
+    print_table([("", "", "sub-units", "units"), *rows], texts=2)
 
 
 @click.command()
@@ -127,16 +126,7 @@ def ablate(
         return
     columns = list(dict.fromkeys(name for row in found for name in row))
     cells = [[value if isinstance(value := row.get(name), str) else _shown(value) for name in columns] for row in found]
-    _table([columns, *cells], texts=2)
-
-
-def _table(rows: Sequence[Sequence[str]], texts: int) -> None:
-    """Prints rows; the first columns are texts, the others numbers."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        pairs = enumerate(zip(row, widths, strict=True))
-        cells = [cell.ljust(width) if column < texts else cell.rjust(width) for column, (cell, width) in pairs]
-        click.echo("  ".join(cells).rstrip())
+    print_table([columns, *cells], texts=2)
 
 
 def _shown(value: float | None) -> str:

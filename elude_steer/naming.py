@@ -98,7 +98,7 @@ class Naming:
         def look(batch: Sequence[tuple[Item, Any, bytes]]) -> list[dict[str, torch.Tensor]]:
             found = []
             for (item, _, _), q in zip(batch, tower.encode([image for _, image, _ in batch]), strict=True):
-                values, places = strongest_patches(q, tower.token_indices(q.shape[1]), weight, bias)
+                values, places = probing.strongest_patches(q, tower.token_indices(q.shape[1]), weight, bias)
                 number = torch.tensor(item.index, dtype=torch.int32)
                 found.append({"values": values, "places": places, "images": number, "tokens": torch.tensor(q.shape[1])})
             return found
@@ -310,35 +310,6 @@ class Naming:
                 image.save(data, "JPEG", quality=85)
                 found[f"{wanted[item.id]:06d}.jpg"] = data.getvalue()
         return found
-
-
-def strongest_patches(
-    q: torch.Tensor, kept: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest activation of each row of `weight` over all patches of a picture, and its place.
-
-    Args:
-        q: `(tiles, tokens, d_in)` the layer's inputs.
-        kept: the tokens of a tile that count.
-        weight: `(R, d_in)`.
-        bias: `(R,)`.
-
-    Returns:
-        Values `(R,)` and places `(R,)` int32, counted through the tokens of all tiles; of equal ones the first.
-    """
-    values, places = None, None
-    for tile, inputs in enumerate(q):  # one by one: products of one shape round in one way
-        activations = torch.addmm(bias, inputs[kept.to(inputs.device)].float(), weight.T)  # (kept, R)
-        value, at = activations.max(0)
-        place = (kept.to(at.device)[at] + tile * q.shape[1]).int()
-        if values is None or places is None:
-            values, places = value, place
-        else:
-            places = torch.where(value > values, place, places)
-            values = torch.maximum(values, value)
-    if values is None or places is None:
-        raise SpecError("a picture without tiles cannot be looked at.")
-    return values.cpu(), places.cpu()
 
 
 def _product(vectors: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ from elude_steer import fragments
 from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.figures import data_uri, fitted
 from elude_steer.images import MOST_PIXELS, open_image
-from elude_steer.plans import Settings
 from elude_steer.results import SteeredCaption
+from elude_steer.settings import Settings
 from elude_steer.specimens import Specimens
 from elude_steer.steering import Steerer
 from elude_steer.tuning import Found, known_as, tune

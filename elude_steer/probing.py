@@ -256,3 +256,32 @@ def activations(store: TokenStore, weight: torch.Tensor, bias: torch.Tensor, sta
         q = store.read(at, min(at + _BLOCK, stop)).to(weight.device)
         blocks.append(torch.addmm(bias, q, weight.T).T)
     return torch.cat(blocks, 1)
+
+
+def strongest_patches(
+    q: torch.Tensor, kept: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest activation of each row of `weight` over all patches of a picture, and its place.
+
+    Args:
+        q: `(tiles, tokens, d_in)` the layer's inputs.
+        kept: the tokens of a tile that count.
+        weight: `(R, d_in)`.
+        bias: `(R,)`.
+
+    Returns:
+        Values `(R,)` and places `(R,)` int32, counted through the tokens of all tiles; of equal ones the first.
+    """
+    values, places = None, None
+    for tile, inputs in enumerate(q):  # one by one: products of one shape round in one way
+        activations = torch.addmm(bias, inputs[kept.to(inputs.device)].float(), weight.T)  # (kept, R)
+        value, at = activations.max(0)
+        place = (kept.to(at.device)[at] + tile * q.shape[1]).int()
+        if values is None or places is None:
+            values, places = value, place
+        else:
+            places = torch.where(value > values, place, places)
+            values = torch.maximum(values, value)
+    if values is None or places is None:
+        raise ImageError("a picture without tiles cannot be looked at.")
+    return values.cpu(), places.cpu()

@@ -10,10 +10,11 @@ from typing import Any
 
 from elude_steer import __version__
 from elude_steer.figures import data_uri, fitted
-from elude_steer.plans import Concept, Settings
+from elude_steer.plans import Concept
 from elude_steer.recipe import Recipe
 from elude_steer.results import compared, mapped
 from elude_steer.running import Ran
+from elude_steer.settings import Settings
 from elude_steer.storage import write_file
 
 _STYLE = """

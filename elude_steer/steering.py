@@ -15,9 +15,10 @@ from elude_steer.applying import Applier
 from elude_steer.errors import EludeSteerWarning
 from elude_steer.images import open_image
 from elude_steer.manifest import EMBEDDED
-from elude_steer.plans import Given, Plan
+from elude_steer.plans import Plan
 from elude_steer.results import SteeredCaption, remarks
 from elude_steer.resuming import look
+from elude_steer.settings import Given
 from elude_steer.tuning import tune
 from elude_steer.vlm import PROMPT
 

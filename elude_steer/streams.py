@@ -55,7 +55,8 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
                 for q, stream in run.tower.streams(read) if read else ():
                     kept = run.tower.token_indices(q.shape[1]).to(device)
                     for tile, carried in zip(q, stream, strict=True):  # one by one: of one shape, rounded one way
-                        more, seen = fired(tile[kept], carried[kept], weight, bias, floor)
+                        now = torch.addmm(bias, tile[kept].float(), weight.T)  # (tokens, S)
+                        more, seen = fired(now, carried[kept], floor)
                         sums += more.cpu().double()
                         counts += seen.cpu().double()
         write_tensors(path(group), {"sums": sums, "counts": counts})
@@ -67,19 +68,15 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
     return replace(atlas, streams=contrast(torch.as_tensor(sums), torch.as_tensor(counts)))
 
 
-def fired(
-    q: torch.Tensor, stream: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, floor: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fired(activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of the stream over the tokens where each sub-unit fires, `(S, d_out)`, and how many they are, `(S,)`.
 
     Args:
-        q: `(tokens, d_in)` the layer's inputs.
+        activations: `(tokens, S)`.
         stream: `(tokens, d_out)`.
-        weight: `(S, d_in)`.
-        bias: `(S,)`.
         floor: `(S,)` the activation from which on each fires.
     """
-    fires = (torch.addmm(bias, q.float(), weight.T) >= floor).float()  # (tokens, S)
+    fires = (activations >= floor).float()
     return fires.T @ stream.float(), fires.sum(0)
 
 

@@ -21,8 +21,8 @@ from elude_steer.documents import dump_document
 from elude_steer.errors import ImageError, SpecError
 from elude_steer.images import MOST_PIXELS, open_image
 from elude_steer.manifest import EMBEDDED
-from elude_steer.plans import Settings
 from elude_steer.recipe import Recipe, SteeringSpec, StepSpec
+from elude_steer.settings import Settings
 from elude_steer.shipped import list_recipes, load_recipe, parse_recipe
 from elude_steer.vlm import PROMPT
 

@@ -5,32 +5,26 @@ hosts, and every visitor has a session of their own.
 """
 
 import html
-import os
-import socket
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elude_steer import backends, fragments, widgets
-from elude_steer.errors import EludeSteerError, SpecError, StoppedError
+from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.pages import HINTS, TUNABLE, Page
-from elude_steer.steering import Steerer
 from elude_steer.visiting import (
     Board,
-    Example,
     Pace,
     Wanted,
     edit_name,
-    examples_of,
     left_out,
     read_recipe,
 )
 from elude_steer.vlm import PROMPT
 
 BEGIN = "Pick a word to remove or to add, and press Steer."
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1")
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Before the press reaches the server, the mark on the easel is put in its place among the inputs.
 _WITH_MARK = "(board, mark, ...rest) => [board, window.eludeSteerMark(), ...rest]"
@@ -195,7 +189,7 @@ def counted(request: Any) -> str:
     """Whose presses are counted together: an address's, for sessions are the visitor's own to name."""
     host = request.client.host if request.client else ""
     # Behind a tunnel that does not say for whom it asks, everybody would be one.
-    return visitor(request) if host in ("", *_LOCAL) else host
+    return visitor(request) if host in ("", *LOCAL) else host
 
 
 def shown(board: Board) -> tuple[Any, ...]:
@@ -242,15 +236,6 @@ def _stopper(gr: Any, page: Page) -> Callable[..., None]:
     return stop
 
 
-def _check_host(host: str) -> None:
-    """Raises where an address is none of this machine's."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            free.bind((host, 0))
-    except OSError as error:
-        raise SpecError(f"'{host}' is no address of this machine; give another --host.") from error
-
-
 def _told(answer: Callable[[], str]) -> str:
     """HTML, or the sentence that says why not."""
     try:
@@ -285,69 +270,3 @@ def _settings(gr: Any, page: Page) -> list[Any]:
                 about = {"label": name, "info": HINTS[name], "elem_id": f"set-{name}"}
                 made.append(kind(values[name], min_width=150, **about))
     return made
-
-
-def serve(
-    steerer: Steerer,
-    *,
-    examples: Sequence[Example] | None = None,
-    host: str | None = None,
-    port: int | None = None,
-    share: bool = False,
-    auth: tuple[str, str] | None = None,
-    browse: bool = True,
-    wait: bool = True,
-    told: Callable[[str], object] | None = None,
-) -> Any:
-    """Serves the page.
-
-    Args:
-        steerer: what it steers.
-        examples: pictures to choose from; by default those of the shipped recipes for the atlas.
-        host: who may see it; by default what GRADIO_SERVER_NAME says, or else this machine alone. Where others may,
-            files are held to 5 MB and a visitor to 20 presses a minute.
-        port: by default the first that is free from 7860 on.
-        share: a public address through Gradio's servers, with the same limits.
-        auth: a name and a password that visitors have to give.
-        browse: whether a browser opens.
-        wait: whether the call lasts as long as the page.
-        told: told the page's address.
-    """
-    gr = backends.require("gradio", "the demo")
-    host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    _check_host(host)  # Gradio would wait for it for ever
-    public = share or host not in _LOCAL
-    page = Page(steerer, examples_of(steerer.atlas.name) if examples is None else examples, public=public)
-    app = make_app(page, pace=Pace(20, 120) if public else None)
-    # A few at a time; who comes when many wait is told so.
-    app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
-    try:
-        _, address, shared = app.launch(
-            server_name=host,
-            server_port=port,
-            share=share,
-            auth=auth,
-            inbrowser=browse,
-            prevent_thread_lock=True,
-            max_file_size="5mb" if public else "50mb",
-            css=widgets.asset("style.css"),
-            theme=gr.themes.Base(  # its own fonts only: others would be fetched
-                primary_hue="indigo",
-                neutral_hue="slate",
-                font=["system-ui", "sans-serif"],
-                font_mono=["ui-monospace", "monospace"],
-            ),
-            quiet=True,
-            ssr_mode=False,
-            show_error=True,
-            run_history=False,  # nothing of what visitors do is kept
-        )
-    except OSError as error:  # Gradio's words for a port or an address that cannot be had
-        what = f"port {port} of {host} is" if port else f"the ports of {host} from 7860 on are"
-        raise SpecError(f"{what} taken, or not for you to use; give another --port.") from error
-    threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
-    if told is not None:
-        told(shared or address)
-    if wait:
-        app.block_thread()
-    return app

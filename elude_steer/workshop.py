@@ -145,8 +145,8 @@ def demo(
     if auth is not None and not (name and colon and password):
         raise SpecError(f"--auth is '{auth}'; it is a name and a password: --auth me:secret.")
     backends.require("gradio", "the demo")
+    from elude_steer.serving import serve
     from elude_steer.steering import Steerer
-    from elude_steer.webapp import serve
 
     hide_loading_bars()
     steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)

@@ -6,7 +6,7 @@ import torch
 
 from elude_steer import toyland
 from elude_steer.applying import Applier
-from elude_steer.baselines import Latents, Levels, Lexicon, difference_of_means, of_atlas, of_sae, raw_units
+from elude_steer.baselines import Latents, Levels, Lexicon, by_unit, difference_of_means, of_atlas, of_sae, raw_units
 from elude_steer.saes import SaeSpec, train_sae
 
 
@@ -25,11 +25,12 @@ def sae(steerer, tokens):
 
 def test_parts_of_units_add_up_to_the_layer(steerer, tokens):
     layer = steerer.vlm.layer
+    elude = of_atlas("ELUDe", layer, steerer.atlas)
     with torch.no_grad():
-        for dictionary in (raw_units(layer), of_atlas("ELUDe", layer, steerer.atlas)):
+        for dictionary in (raw_units(layer), elude):
             assert torch.allclose(dictionary.reconstruct(tokens), layer(tokens), atol=1e-4)
     assert len(raw_units(layer)) == layer.out_features
-    assert sum(map(len, of_atlas("ELUDe", layer, steerer.atlas).by_unit())) == int((~steerer.atlas.dead).sum())
+    assert sum(map(len, by_unit(elude.atoms, elude.units))) == int((~steerer.atlas.dead).sum())
 
 
 def test_latents_of_an_sae_read_what_the_layer_gives(steerer, tokens, sae):

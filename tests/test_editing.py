@@ -10,8 +10,9 @@ from torch import nn
 
 from elude_steer.editing import Prepared, edited, smoothed, strongest_mask
 from elude_steer.errors import ModelError
-from elude_steer.plans import Concept, Edit, Plan, Settings
+from elude_steer.plans import Concept, Edit, Plan
 from elude_steer.regions import Region
+from elude_steer.settings import Settings
 from tests.test_atlas import make_atlas
 
 TILES, PATCHES, D_IN, UNITS = 3, 10, 21, 6

@@ -12,8 +12,9 @@ from PIL import Image
 
 from elude_steer import fragments
 from elude_steer.errors import SpecError
-from elude_steer.plans import Concept, Edit, Plan, Settings
+from elude_steer.plans import Concept, Edit, Plan
 from elude_steer.results import SteeredCaption
+from elude_steer.settings import Settings
 from elude_steer.vlm import PatchGrid
 from tests.markup import Reader
 

@@ -14,10 +14,10 @@ ORDER = [
     "errors", "backends", "storage", "documents", "recipe", "shipped", "hooks", "towers", "vlm", "images", "probing",
     "contributions", "sketching", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts",
     "labels", "cards", "manifest", "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions",
-    "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results",
+    "settings", "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results",
     "steering", "exporting", "saes", "evaluation", "baselines", "comparing", "contest", "running", "report",
-    "specimens", "evaluating", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "commands",
-    "laboratory", "workshop", "cli",
+    "specimens", "evaluating", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "serving",
+    "commands", "laboratory", "workshop", "cli",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import elude_steer as es
 from elude_steer.dissection import Dissection, dissect
 from elude_steer.errors import AtlasError, EludeSteerWarning, SpecError
 from elude_steer.images import image_set
-from elude_steer.naming import strongest_patches
+from elude_steer.probing import strongest_patches
 from elude_steer.scoring import load_scorer
 from elude_steer.toyland import labeller
 from elude_steer.vlm import Vlm

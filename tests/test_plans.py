@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from elude_steer.errors import ImageError, SpecError
-from elude_steer.plans import Concept, Edit, Plan, Settings
+from elude_steer.plans import Concept, Edit, Plan
 from elude_steer.regions import Region
+from elude_steer.settings import Settings
 
 
 def grid(rows, columns):

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from elude_steer.plans import Concept, Edit, Plan, Settings
+from elude_steer.plans import Concept, Edit, Plan
 from elude_steer.recipe import ExpectSpec, Recipe, StepSpec
 from elude_steer.report import write_report
 from elude_steer.results import SteeredCaption, compared
 from elude_steer.running import Ran, run_recipe
+from elude_steer.settings import Settings
 from elude_steer.shipped import load_recipe
 from elude_steer.steering import Steerer
 from elude_steer.vlm import PatchGrid

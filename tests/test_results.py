@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 
 from elude_steer.errors import AtlasError
-from elude_steer.plans import Concept, Plan, Settings
+from elude_steer.plans import Concept, Plan
 from elude_steer.results import SteeredCaption, compared, mapped, remarks
+from elude_steer.settings import Settings
 from elude_steer.steering import Steerer
 from elude_steer.toyland import scenes
 from elude_steer.vlm import PatchGrid

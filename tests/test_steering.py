@@ -10,9 +10,10 @@ import elude_steer as es
 from elude_steer import toyland
 from elude_steer.edits import toyland_world
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
-from elude_steer.plans import Plan, Settings
+from elude_steer.plans import Plan
 from elude_steer.regions import Region
 from elude_steer.resuming import look
+from elude_steer.settings import Settings
 from elude_steer.steering import Steerer
 
 

@@ -61,7 +61,7 @@ def test_only_tokens_where_a_sub_unit_fires_count():
     weight, bias = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.0, 0.5])
     q = torch.tensor([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
     stream = torch.tensor([[10.0, 1.0], [20.0, 2.0], [30.0, 3.0]])
-    sums, counts = fired(q, stream, weight, bias, torch.tensor([1.5, 1.0, torch.inf]))
+    sums, counts = fired(torch.addmm(bias, q, weight.T), stream, torch.tensor([1.5, 1.0, torch.inf]))
     assert counts.tolist() == [1, 2, 0]
     assert sums.tolist() == [[20, 2], [50, 5], [0, 0]]
     streams = contrast(sums.double(), counts.double())

@@ -320,10 +320,7 @@ def test_the_recipe_can_be_taken_home_and_brought_back(visit, page, steerer, tmp
 def test_a_shipped_edit_is_one_press_away(visit, page):
     visitor = visit()
     visitor.example("dog")
-    before = visitor.html()
-    visitor.page.locator("#edits [data-row]").nth(1).click()
-    visitor.page.wait_for_selector("#said .card", timeout=WAIT)
-    visitor.answer(before)
+    visitor.edit(1)
     assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"], nu=6)
 
 
@@ -575,10 +572,7 @@ def test_the_same_example_once_more_takes_the_mark_away(visit):
 def test_settings_of_an_edit_leave_with_its_picture(visit, page):
     visitor = visit()
     visitor.example("dog")
-    before = visitor.html()
-    visitor.page.locator("#edits [data-row]").nth(1).click()
-    visitor.page.wait_for_selector("#said .card", timeout=WAIT)
-    visitor.answer(before)
+    visitor.edit(1)
     assert "not the atlas's own: nu 6" in visitor.page.locator("#said").inner_text()
     visitor.example("teddy")
     visitor.words("minus", "teddy")

@@ -90,6 +90,13 @@ class Visitor:
                 timeout=WAIT,
             )
 
+    def edit(self, number):
+        """Presses one of an example's edits, and waits for its captions."""
+        before = self.html()
+        self.page.locator("#edits [data-row]").nth(number).click()
+        self.page.wait_for_selector("#said .card", timeout=WAIT)
+        self.answer(before)
+
     def chosen(self):
         """The example that stands on the easel, if one does."""
         return "".join(one.get_attribute("title") for one in self.page.locator("#examples [aria-pressed=true]").all())

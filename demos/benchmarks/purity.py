@@ -8,7 +8,6 @@ parts and the units as they are, over three seeds of the token draw. Prints a ta
 import argparse
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,11 @@ import torch
 
 import elude_steer as es
 from elude_steer import toyland
+from elude_steer.comparing import CLEAN, mostly_shown
 from elude_steer.splitting import layer_parameters
 from elude_steer.toyland.scenes import CLUTTER
 
 HELD_OUT = 77_001  # a seed of no training and no probing
-STRONGEST, CLEAN = 100, 0.6
 
 
 def held_out(vlm: es.Vlm, count: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -38,14 +37,7 @@ def purity(
     weight: torch.Tensor, bias: torch.Tensor, inputs: torch.Tensor, shown: np.ndarray
 ) -> list[tuple[str, float]]:
     """For each row what most of its strongest patches show, and how many of them do."""
-    found = []
-    for start in range(0, len(weight), 64):
-        values = inputs @ weight[start : start + 64].T + bias[start : start + 64]
-        top = values.topk(STRONGEST, dim=0).indices
-        for column in top.T.numpy():
-            name, count = Counter(shown[column]).most_common(1)[0]
-            found.append((str(name), count / STRONGEST))
-    return found
+    return mostly_shown((q @ weight.T + bias for q in inputs.split(4096)), shown)
 
 
 def summed(rows: list[tuple[str, float]]) -> dict[str, float]:

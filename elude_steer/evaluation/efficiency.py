@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def measure(
 
     Args:
         call: one forward pass.
-        ways: name -> context in which the pass runs that way; the first is the bare model.
+        ways: name -> context in which the pass runs that way; the first is the bare model (`nullcontext`).
         warm_up: passes that do not count.
         runs: passes that do.
         compiled: e.g. `torch.compile`; makes another callable of `call` for each way.
@@ -83,11 +83,6 @@ def measure(
         slower = statistics.median(a / b for a, b in pairs) - 1
         found[name] = Cost(1000 * statistics.median(own_seconds), peak, slower, larger)
     return found
-
-
-def bare() -> AbstractContextManager[None]:
-    """The way of a model as it is."""
-    return nullcontext()
 
 
 def _timed(call: Callable[[], Any], cuda: bool) -> float:
