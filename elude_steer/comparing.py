@@ -25,7 +25,7 @@ from elude_steer.concepts import Matcher
 from elude_steer.dissection import Dissection, dissect
 from elude_steer.edits import Kind, World, baselines, make_tasks, run_edits, summary
 from elude_steer.evaluation.dictionary import collinearity, effective_rank
-from elude_steer.evaluation.faithfulness import R2
+from elude_steer.evaluation.faithfulness import R2, accuracy, caption_agreement
 from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.labels import Labels
 from elude_steer.scoring import load_scorer
@@ -142,6 +142,12 @@ def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> tor
     return contrast(sums, counts)
 
 
+def classes_of(shown: np.ndarray) -> torch.Tensor:
+    """Numbers for what tokens show, the same in every set of pictures."""
+    known = {name: number for number, name in enumerate((CLUTTER, *toyland.OBJECTS, *toyland.PLACES))}
+    return torch.tensor([known[str(name)] for name in shown])
+
+
 def mostly_shown(activations: Iterable[torch.Tensor], shown: np.ndarray) -> list[tuple[str, float]]:
     """For each latent what most of its strongest tokens show, and the share of them that do.
 
@@ -161,13 +167,24 @@ def mostly_shown(activations: Iterable[torch.Tensor], shown: np.ndarray) -> list
 
 
 @torch.inference_mode()
-def measure_dictionary(lexicon: Lexicon, vlm: Vlm, seen: Seen) -> dict[str, float]:
-    """What pictures say that named nothing: MS-Score, clean share, objects found, names, faithfulness, vectors."""
+def measure_dictionary(
+    lexicon: Lexicon, vlm: Vlm, seen: Seen, head: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, float]:
+    """What pictures say that named nothing: MS-Score, clean share, objects found, names, faithfulness, vectors.
+
+    Args:
+        lexicon: the latents and their names.
+        vlm: the model.
+        seen: the pictures.
+        head: tells from the layer's output what a token shows.
+    """
     dictionary, layer = lexicon.dictionary, vlm.layer
     peaks = gather_peaks(seen.inputs(), dictionary.read, layer)
     r2 = R2()
     for q in seen.inputs():
         r2.add(layer(q), dictionary.reconstruct(q))
+    shown = (classes_of(seen.shown[rows]) for rows in seen.pictures())
+    right_at = accuracy(lambda q: head(dictionary.reconstruct(q)), zip(seen.inputs(), shown, strict=True))
     fires = peaks.highest > 0
     mostly = mostly_shown(map(dictionary.read, seen.inputs()), seen.shown)
     clean = {
@@ -185,9 +202,21 @@ def measure_dictionary(lexicon: Lexicon, vlm: Vlm, seen: Seen) -> dict[str, floa
         "objects": len(set(clean.values()) & set(toyland.OBJECTS)),
         "named rightly": right / max(1, len(clean)),
         "R2": r2.value,
+        "accuracy": right_at,
         "effective rank": effective_rank(dictionary.atoms),
         "collinearity": collinearity(dictionary.atoms),
     }
+
+
+class _Rebuilt(torch.nn.Module):
+    """A dictionary in the place of the layer it was made of."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return self.dictionary.reconstruct(q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +233,11 @@ class Contest:
     def said(self) -> list[str]:
         """The baselines of the scenes that are reported."""
         return baselines(Applier(self.vlm, cast(Any, None), self.matcher), self.reported)
+
+    def agreement(self, dictionary: Dictionary) -> float:
+        """The share of captions that stay the same where the layer gives what the dictionary makes of it."""
+        images = [case.image for case in self.reported.cases]
+        return caption_agreement(self.vlm, _Rebuilt(dictionary), images, size=32, said=self.said)
 
     def steer(self, lexicon: Lexicon, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """The best point of a grid on the tuning scenes, and what it reaches on the others."""

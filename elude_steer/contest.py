@@ -1,35 +1,55 @@
-"""The whole comparison on toyland: builds, trains, names, measures and steers; goes on where it was."""
+"""The whole comparison on toyland: builds, trains, names, measures and steers; goes on where it was.
+
+Rows are dealt out to processes; each is one file, so that who makes it changes nothing.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from elude_steer import baselines, figures, toyland
+from elude_steer import baselines, toyland
 from elude_steer.atlas import Atlas
 from elude_steer.baselines import Dictionary, Levels, Lexicon
-from elude_steer.comparing import Contest, Seen, kept, measure_dictionary, name_dictionary, scorer_and_words
+from elude_steer.comparing import (
+    Contest,
+    Seen,
+    classes_of,
+    kept,
+    measure_dictionary,
+    name_dictionary,
+    scorer_and_words,
+)
 from elude_steer.dissection import Dissection
 from elude_steer.edits import Kind, toyland_world
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
+from elude_steer.evaluation.faithfulness import linear_head
 from elude_steer.images import image_set
 from elude_steer.pipeline import build
 from elude_steer.probing import TokenStore
 from elude_steer.recipe import AtlasSpec
-from elude_steer.saes import KINDS, Sae, SaeSpec, best_of, quality, train_sae
+from elude_steer.saes import KINDS, Sae, SaeSpec, best_of, grid_of, quality, train_sae
 from elude_steer.shipped import load_spec
 from elude_steer.stages import Build
 from elude_steer.storage import read_tensors, write_file, write_tensors
 from elude_steer.vlm import Vlm
-from elude_steer.workers import team
+from elude_steer.workers import Team, team
+
+
+def _method(kind: str) -> str:
+    return f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}"
+
 
 RULES = ("gap", "unique")
 SPLITS = {"random split": "random", "k-means on contributions": "pure", "clusters of activations": "activations"}
@@ -37,7 +57,7 @@ METHODS = (
     *(f"ELUDe ({rule})" for rule in RULES),
     "raw units",
     *SPLITS,
-    *(f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}" for kind in KINDS),
+    *(_method(kind) for kind in KINDS),
     "difference of means (supervised)",
 )
 SUPERVISED = METHODS[-1:]
@@ -62,20 +82,24 @@ class Size:
         scenes: that are reported.
         tuning: scenes that settings are chosen on.
         epochs: of an autoencoder; pursuit, which takes ten times as long a step, has a third of them.
-        trials: learning rates that are tried, each for a third of the epochs on the first seed.
-        grid: points of a grid that are kept, evenly spread; None for all.
+        trials: points of an autoencoder's grid, on the first seed, with a sixth of its tokens and half of the epochs.
+        grid: values of a steering setting that are tried; None for all.
+        runs: of each method on the tokens of the first seed, for the stability.
     """
 
     seeds: tuple[int, ...] = (42, 123, 999)
     pictures: int | None = None
     scenes: int = 500
     tuning: int = 60
-    epochs: int = 12
-    trials: tuple[float, ...] = (5e-4, 2e-3, 5e-3)
+    epochs: int = 10
+    trials: int = 9
     grid: int | None = None
+    runs: int = 3
 
 
-SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=(2e-3,), grid=1)
+SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=1, grid=1, runs=2)
+# With batches of 1,024 ten epochs have as many steps as forty with 4,096; the rates are for so few.
+_BATCH, _RATES = 1024, (5e-4, 2e-3, 5e-3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +109,7 @@ class Comparison:
     work: Path
     size: Size = Size()
     told: Callable[[str], object] = lambda line: None
+    _stores: dict[int, TokenStore] = field(default_factory=dict)
 
     @cached_property
     def vlm(self) -> Vlm:
@@ -100,17 +125,33 @@ class Comparison:
         images = replace(spec.images, limit=self.size.pictures)
         return replace(spec, images=images, clusters=replace(spec.clusters, top_k=600, min_cluster_size=12))
 
-    def atlas(self, rule: str, seed: int) -> Atlas:
-        """ELUDe's, built once."""
-        out = self.work / f"atlas-{rule}-{seed}"
-        if (out / "manifest.json").exists():
-            return Atlas.load(out)
-        spec = replace(
-            self.spec,
-            tokens=replace(self.spec.tokens, seed=seed),
-            split=replace(self.spec.split, winner_rule=rule),  # type: ignore[arg-type]
-        )
-        return build(spec, out=out, work=self.work / "stages", quiet=True)
+    def atlas(self, rule: str, seed: int, run: int = 0) -> Atlas:
+        """ELUDe's, built once; further runs begin with nothing."""
+        again = f"-run{run}" if run else ""
+        out = self.work / f"atlas-{rule}-{seed}{again}"
+        if not (out / "manifest.json").exists():
+            spec = replace(
+                self.spec,
+                tokens=replace(self.spec.tokens, seed=seed),
+                split=replace(self.spec.split, winner_rule=rule),  # type: ignore[arg-type]
+            )
+            with team() as crew, self._paid(f"ELUDe ({rule})", seed, run, crew):
+                build(spec, out=out, work=self.work / f"stages{again}", quiet=True)
+        return Atlas.load(out)
+
+    @contextmanager
+    def _paid(self, method: str, seed: int, run: int = 0, crew: Team | None = None) -> Iterator[None]:
+        """Adds to what making a method's latents has cost, in seconds of a core; a crew works together."""
+        path = self._cost(method, seed, run)
+        start = time.perf_counter()
+        yield
+        if crew is None or crew.rank == 0:
+            spent = (time.perf_counter() - start) * (1 if crew is None else crew.world * crew.threads)
+            spent += json.loads(path.read_text()) if path.exists() else 0
+            write_file(path, lambda file: file.write(json.dumps(spent).encode()))
+
+    def _cost(self, method: str, seed: int, run: int = 0) -> Path:
+        return self.work / "costs" / f"{METHODS.index(method):02d}-{seed}-{run}.json"
 
     @cached_property
     def _scorer(self) -> tuple[Any, list[str], torch.Tensor]:
@@ -135,62 +176,78 @@ class Comparison:
         tuning, reported = toyland_world(61_007, self.size.tuning), toyland_world(88_003, self.size.scenes)
         return Contest(self.vlm, matcher, tuning, reported, self.work)
 
+    @cached_property
+    def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A linear classifier of what a token shows, of the layer's own outputs."""
+        rows = np.linspace(0, len(self.naming.q) - 1, min(40_000, len(self.naming.q))).astype(int)
+        outputs = self.vlm.layer(torch.from_numpy(self.naming.q[rows].astype(np.float32))).detach()
+        return linear_head(outputs, classes_of(self.naming.shown[rows]))
+
     def store(self, seed: int) -> TokenStore:
         """The tokens of a draw, as the atlas of that seed has them."""
-        spec = replace(self.spec, tokens=replace(self.spec.tokens, seed=seed))
-        pictures = image_set(spec.images.source, limit=spec.images.limit)
-        with team(None, None) as crew:
-            folder, _ = Build(self.vlm, pictures, spec, crew, self.work / "stages", True).collected()
-        return TokenStore(folder)
+        if seed not in self._stores:  # several processes gather them together, so before rows are dealt out
+            spec = replace(self.spec, tokens=replace(self.spec.tokens, seed=seed))
+            pictures = image_set(spec.images.source, limit=spec.images.limit)
+            with team(None, None) as crew:
+                folder, _ = Build(self.vlm, pictures, spec, crew, self.work / "stages", True).collected()
+            self._stores[seed] = TokenStore(folder)
+        return self._stores[seed]
 
-    def dictionary(self, method: str, seed: int) -> Dictionary:
-        """What a method makes of the tokens of a draw."""
-        layer, atlas = self.vlm.layer, self.atlas("gap", seed)
+    def dictionary(self, method: str, seed: int, run: int = 0) -> Dictionary:
+        """What a method makes of the tokens of a draw; further runs start from other random numbers."""
+        layer = self.vlm.layer
         if method.startswith("ELUDe"):
             rule = method.partition("(")[2].rstrip(")")
-            return replace(baselines.of_atlas(method, layer, self.atlas(rule, seed)), name=method)
+            return replace(baselines.of_atlas(method, layer, self.atlas(rule, seed, run)), name=method)
         if method == "raw units":
             return baselines.raw_units(layer)
+        atlas, chance = self.atlas("gap", seed), seed + 1000 * run
         if method in SPLITS:
             split: Any = SPLITS[method]
-            return baselines.split_otherwise(split, layer, self.store(seed), atlas, seed=seed)
+            with self._paid(method, seed, run):
+                return baselines.split_otherwise(split, layer, self.store(seed), atlas, seed=chance)
         if method in SUPERVISED:
             seen = self.naming
             rows = [(q, seen.shown[at]) for q, at in zip(seen.inputs(), seen.pictures(), strict=True)]
             known = [word for word in (*toyland.OBJECTS, *toyland.PLACES) if word in self._scorer[1]]
-            return baselines.difference_of_means(layer, rows, known)
-        kind = next(kind for kind in KINDS if method.startswith(kind.replace("_", " ") + " ") or method == kind)
-        return baselines.of_sae(self.sae(kind, seed, len(atlas)), layer)
+            with self._paid(method, seed, run):
+                return baselines.difference_of_means(layer, rows, known)
+        kind = next(kind for kind in KINDS if _method(kind) == method)
+        return baselines.of_sae(self.sae(kind, seed, len(atlas), run), layer)
 
-    def sae(self, kind: Any, seed: int, latents: int) -> Sae:
-        """An autoencoder, trained once; its learning rate is chosen on the first seed, by the paper's rule."""
-        store = self.store(seed)
-        inputs = store.read(0, len(store))
-        with torch.no_grad():
-            outputs = torch.cat([self.vlm.layer(part) for part in inputs.split(8192)])
-        given, wanted = (inputs, outputs) if kind == "transcoder" else (outputs, None)
+    def sae(self, kind: Any, seed: int, latents: int, run: int = 0) -> Sae:
+        """An autoencoder, trained once; its settings are chosen on the first seed, by the paper's rule."""
         epochs = max(1, self.size.epochs // (3 if kind == "matching_pursuit" else 1))
         active = 0.1 if kind == "archetypal" else 20
-        spec = SaeSpec(kind, latents, active=active, epochs=epochs, seed=seed)
-        spec = replace(spec, learning_rate=self._rate(spec, given, wanted))
-        path = self.work / f"sae-{kind}-{seed}.safetensors"
+        spec = SaeSpec(kind, latents, active=active, epochs=epochs, batch_size=_BATCH, seed=seed + 1000 * run)
+        spec = self.chosen(spec)
+        given, wanted = self._tokens(kind, seed)
+        path = self.work / f"sae-{kind}-{seed}-{run}.safetensors"
         if not path.exists():
-            write_tensors(path, train_sae(spec, given, wanted).state_dict())
+            with self._paid(_method(kind), seed, run):
+                write_tensors(path, train_sae(spec, given, wanted).state_dict())
         sae = Sae(spec, given, given if wanted is None else wanted)
         sae.load_state_dict(read_tensors(path))
         return sae.eval().requires_grad_(False)
 
-    def _rate(self, spec: SaeSpec, given: torch.Tensor, wanted: torch.Tensor | None) -> float:
-        def tried() -> dict[str, Any]:
-            short = replace(spec, epochs=max(1, spec.epochs // 3))
-            specs = [replace(short, learning_rate=rate) for rate in self.size.trials]
-            found = [(one, quality(train_sae(one, given, wanted), given, wanted)) for one in specs]
-            return {
-                "rate": best_of(found).learning_rate,
-                "tried": [[s.learning_rate, q.r2, q.active] for s, q in found],
-            }
+    @torch.no_grad()
+    def _tokens(self, kind: str, seed: int, every: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What an autoencoder reads, and what it should give where that is something else."""
+        inputs = self.store(seed).read(0, len(self.store(seed)))[::every]
+        outputs = torch.cat([self.vlm.layer(part) for part in inputs.split(8192)])
+        return (inputs, outputs) if kind == "transcoder" else (outputs, None)
 
-        return float(kept(self.work / f"rate-{spec.kind}.json", tried)["rate"])
+    def chosen(self, spec: SaeSpec) -> SaeSpec:
+        """The same with the settings that did best in trials."""
+
+        def tried() -> dict[str, Any]:
+            given, wanted = self._tokens(spec.kind, self.size.seeds[0], every=6)
+            short = replace(spec, epochs=max(1, spec.epochs // 2), seed=self.size.seeds[0])
+            specs = grid_of(short, _RATES)[: self.size.trials]
+            found = [(one, quality(train_sae(one, given, wanted), given, wanted)) for one in specs]
+            return {"best": _varied(best_of(found)), "tried": [[_varied(s), asdict(q)] for s, q in found]}
+
+        return replace(spec, **kept(self.work / f"trials-{spec.kind}.json", tried)["best"])
 
     def lexicon(self, method: str, seed: int) -> Lexicon:
         """A method's dictionary with names."""
@@ -210,31 +267,95 @@ class Comparison:
         if path.exists():
             return dict(json.loads(path.read_text(encoding="utf-8")))
         self.told(f"{method}, seed {seed}")
+        start = time.perf_counter()
         lexicon = self.lexicon(method, seed)
+        named = time.perf_counter() - start
 
         def found() -> dict[str, Any]:
+            measured = measure_dictionary(lexicon, self.vlm, self.held_out, self.head)
+            same = self.edits.agreement(lexicon.dictionary)
             steered = {
                 f"{mode} {kind}": self.edits.steer(lexicon, kind, _thinned({**grid, **_SETTINGS}, self.size.grid))
                 for (mode, kind), grid in GRIDS.items()
             }
-            return {"method": method, "seed": seed, **measure_dictionary(lexicon, self.vlm, self.held_out), **steered}
+            cost = self._cost(method, seed)
+            made = json.loads(cost.read_text()) if cost.exists() else 0.0
+            paid = {"made": made, "named": named}
+            return {"method": method, "seed": seed, **measured, "same captions": same, **paid, **steered}
 
         write_tensors(path.with_suffix(".safetensors"), _atoms(lexicon.dictionary))
         return kept(path, found)
 
     def run(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
-        """All of it, a row a method and seed."""
-        for method in methods:
-            if method not in METHODS:
-                raise SpecError(f"there is no method '{method}'; there are {', '.join(METHODS)}.")
-        return [self.result(method, seed) for method in methods for seed in self.size.seeds]
+        """All of it, a row a method and seed; every process of a team comes here, and does its share."""
+        rows = [(method, seed) for method in check_methods(methods) for seed in self.size.seeds]
+        with team(None, 1) as crew:
+            self._prepare(crew, methods)
+            crew.each(rows, lambda row: _do(self.result(*row)))
+            for method in methods:
+                self._again(method, crew)
+        return [self.result(*row) for row in rows]
+
+    def _prepare(self, crew: Team, methods: Sequence[str]) -> None:
+        """What all rows need: atlases and tokens, which processes make together, then the rest, one piece each."""
+        rules = [rule for rule in RULES if rule == "gap" or f"ELUDe ({rule})" in methods]
+        for seed in self.size.seeds:
+            for rule in rules:
+                self.told(f"atlas of rule {rule}, seed {seed}")
+                self.atlas(rule, seed)
+            self.store(seed)
+        latents = len(self.atlas("gap", self.size.seeds[0]))
+        kinds = [kind for kind in KINDS if _method(kind) in methods]
+        crew.each([lambda: self.naming, lambda: self.held_out], lambda make: _do(make()))
+        crew.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
+
+    def _again(self, method: str, crew: Team) -> None:
+        """Further runs of a method on the tokens of the first seed, as vectors."""
+        seed = self.size.seeds[0]
+        runs = [run for run in range(1, self.size.runs) if not self._vectors(method, seed, run).exists()]
+
+        def vectors(run: int) -> None:
+            self.told(f"{method}, run {run + 1}")
+            write_tensors(self._vectors(method, seed, run), _atoms(self.dictionary(method, seed, run)))
+
+        if method.startswith("ELUDe"):
+            for run in runs:
+                self.atlas(method.partition("(")[2].rstrip(")"), seed, run)
+        crew.each(runs, vectors)
+
+    def _vectors(self, method: str, seed: int, run: int = 0) -> Path:
+        again = f"-run{run}" if run else ""
+        return self.work / "results" / f"{METHODS.index(method):02d}-{seed}{again}.safetensors"
 
     def stability(self, method: str) -> float:
-        """How alike the dictionaries of different token draws are; raw units and the like are the same always."""
-        paths = [self.work / "results" / f"{METHODS.index(method):02d}-{s}.safetensors" for s in self.size.seeds]
-        runs = [baselines.by_unit(**read_tensors(path)) for path in paths]
-        pairs = [(a, b) for at, a in enumerate(runs) for b in runs[at + 1 :]]
-        return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else 1.0
+        """How alike the dictionaries of different token draws are."""
+        return _alike([self._vectors(method, seed) for seed in self.size.seeds])
+
+    def repeated(self, method: str) -> float:
+        """How alike the dictionaries of several runs on the same tokens are."""
+        return _alike([self._vectors(method, self.size.seeds[0], run) for run in range(self.size.runs)])
+
+
+def check_methods(methods: Sequence[str]) -> Sequence[str]:
+    """The same, or an error that names those there are."""
+    for method in methods:
+        if method not in METHODS:
+            raise SpecError(f"there is no method '{method}'; there are {', '.join(METHODS)}.")
+    return methods
+
+
+def _do(made: object) -> None:
+    """What was made is on disk."""
+
+
+def _alike(paths: Sequence[Path]) -> float:
+    runs = [baselines.by_unit(**read_tensors(path)) for path in paths]
+    pairs = list(combinations(runs, 2))
+    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else 1.0
+
+
+def _varied(spec: SaeSpec) -> dict[str, float]:
+    return {"learning_rate": spec.learning_rate, "revive": spec.revive, "sparsity": spec.sparsity}
 
 
 def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
@@ -244,58 +365,3 @@ def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
 def _thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
     """A grid with fewer values of each setting, for trials."""
     return grid if most is None else {name: values[:most] for name, values in grid.items()}
-
-
-def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """The table as Markdown with its figure, and everything as JSON."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    of = {method: [row for row in rows if row["method"] == method] for method in methods}
-
-    def mean(method: str, name: str, part: str | None = None) -> float:
-        return float(np.mean([(row[part] if part else row)[name] for row in of[method]]))
-
-    lines = [
-        "# Toyland: ELUDe beside everything else",
-        "",
-        f"{comparison.size.scenes} held-out scenes, token seeds {', '.join(map(str, comparison.size.seeds))}; means "
-        "over the seeds. Written by `elude-steer compare`.",
-        "",
-        "## What latents mean",
-        "",
-        "| method | latents | MS-Score | clean | objects | named rightly | R2 | stability | collinearity | minutes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for method in methods:
-        get = partial(mean, method)
-        lines.append(
-            f"| {method} | {get('latents'):.0f} | {get('MS-Score'):.1f} | {get('clean'):.1%} | {get('objects'):.0f} | "
-            f"{get('named rightly'):.1%} | {100 * get('R2'):.2f} | {comparison.stability(method):.3f} | "
-            f"{get('collinearity'):.3f} | {get('seconds') / 60:.1f} |"
-        )
-    for kind in ("remove", "replace"):
-        lines += [
-            "",
-            f"## Steering: {kind}",
-            "",
-            "| method | mode | success | kept | invented | clean | well formed | harmonic (95 %) |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for method in methods:
-            for mode in ("scale", "place"):
-                part = f"{mode} {kind}"
-                get = partial(mean, method, part=part)
-                ends = np.mean([row[part]["intervals"]["harmonic"] for row in of[method]], axis=0)
-                lines.append(
-                    f"| {method} | {mode} | {get('success'):.1%} | {get('kept'):.1%} | {get('invented'):.1%} | "
-                    f"{get('clean'):.1%} | {get('well_formed'):.1%} | {get('harmonic'):.3f} "
-                    f"({ends[0]:.3f} to {ends[1]:.3f}) |"
-                )
-    points = [(mean(method, "MS-Score") / 100, max(0.0, mean(method, "R2"))) for method in methods]
-    marked = [number for number, method in enumerate(methods) if method.startswith("ELUDe")]
-    chart = figures.scatter(points, x="MS-Score", y="R2", marked=marked)
-    write_file(out / "toyland-pareto.png", lambda file: chart.save(file, "PNG"))
-    lines += ["", "![MS-Score against R2; ELUDe is red](toyland-pareto.png)", ""]
-    write_file(out / "toyland.md", lambda file: file.write("\n".join(lines).encode()))
-    text = json.dumps(list(rows), indent=1)
-    write_file(out / "toyland.json", lambda file: file.write(text.encode()))
-    return out / "toyland.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,31 @@ def evaluate(
 @click.option("--work", type=click.Path(path_type=Path), required=True, help="Keeps what is done; a run goes on there.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Table and figures.")
 @click.option("--method", "methods", multiple=True, help="Only this one; may be repeated [default: all].")
+@click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one a core].")
 @click.option("--small", is_flag=True, help="A minute's worth, to try the command itself.")
-def compare(work: Path, out: Path, methods: tuple[str, ...], small: bool) -> None:
+def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | None, small: bool) -> None:
     """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
 
     \b
     elude-steer compare --work work --out results
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
     """  # noqa: D301
-    from elude_steer.contest import METHODS, SMALL, Comparison, Size, write_results
+    from elude_steer.contest import METHODS, SMALL, Comparison, Size, check_methods
+    from elude_steer.standings import write_results
+    from elude_steer.workers import launch
 
     hide_loading_bars()
+    wanted = check_methods(methods or METHODS)
+    alone = "WORLD_SIZE" not in os.environ
+    count = processes or os.cpu_count() or 1
+    if alone and count > 1:
+        options = ["--work", str(work), "--out", str(out), *(["--small"] if small else [])]
+        launch(count, ["compare", *options, *(part for method in methods for part in ("--method", method))])
     told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
     comparison = Comparison(work, SMALL if small else Size(), told)
-    click.echo(write_results(comparison, comparison.run(methods or METHODS), out))
+    rows = comparison.run(wanted)  # where processes were started all is there by now
+    if alone:
+        click.echo(write_results(comparison, rows, out))
 
 
 @click.command()

@@ -105,6 +105,11 @@ class Sae(nn.Module):
         self.target_scale: torch.Tensor
         self.threshold: torch.Tensor
         self.points: torch.Tensor
+        if spec.kind == "archetypal":  # so many of them at once, none of length 1: begin with sums of the right length
+            some = inputs[:: max(1, len(inputs) // 2048)]
+            with torch.no_grad():
+                made, wanted = self(some)[1] @ self.dictionary(), (some - self.target_mean) / self.target_scale
+                self.encoder.mul_(((made * wanted).sum() / made.square().sum().clamp_min(1e-12)).clamp_min(1e-6))
 
     def dictionary(self) -> torch.Tensor:
         """The latents' directions, `(latents, d_out)`, each of length 1 (archetypes: as long as they are)."""
@@ -301,19 +306,20 @@ def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None)
     return Quality(1 - error / spread, fired / len(inputs), float((~ever).double().mean()))
 
 
-def grid_of(spec: SaeSpec) -> list[SaeSpec]:
-    """The paper's grid around a spec: learning rates, weights of silent latents, and of sparsity where it has one."""
-    sparse: dict[str, Sequence[float]] = {
-        "vanilla": (1e-3, 5e-3, 2e-2),
-        "transcoder": (1e-3, 5e-3, 2e-2),
-        "jumprelu": (1e-4, 1e-3, 1e-2),
+def grid_of(spec: SaeSpec, rates: Sequence[float] = (1e-4, 5e-4, 1e-3)) -> list[SaeSpec]:
+    """Nine settings around a spec, of the paper's values.
+
+    Learning rates, and what sparsity weighs; kinds that count their latents have no such weight, and vary what silent
+    latents weigh. The paper crosses all three where there are three.
+    """
+    other: dict[str, tuple[str, Sequence[float]]] = {
+        "vanilla": ("sparsity", (1e-3, 5e-3, 2e-2)),
+        "transcoder": ("sparsity", (1e-3, 5e-3, 2e-2)),
+        "jumprelu": ("sparsity", (1e-4, 1e-3, 1e-2)),
     }
-    return [
-        replace(spec, learning_rate=rate, revive=revive, sparsity=weight)
-        for rate in (1e-4, 5e-4, 1e-3)
-        for revive in (1e-5, 1e-4, 1e-3)
-        for weight in sparse.get(spec.kind, (spec.sparsity,))
-    ]
+    name, values = other.get(spec.kind, ("revive", (1e-5, 1e-4, 1e-3)))
+    own: list[dict[str, Any]] = [{"learning_rate": rate, name: value} for rate in rates for value in values]
+    return [replace(spec, **one) for one in own]
 
 
 def best_of(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:

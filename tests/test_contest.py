@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from elude_steer.contest import GRIDS, METHODS, SMALL, Comparison, Size, write_results
+from elude_steer.contest import GRIDS, METHODS, SMALL, Comparison, Size
 from elude_steer.errors import SpecError
 from elude_steer.saes import KINDS
+from elude_steer.standings import write_results
 from elude_steer.sweep import grid_points
 
 TRIED = ("ELUDe (gap)", "raw units", "k-means on contributions", "topk SAE", "difference of means (supervised)")
@@ -26,6 +27,9 @@ def test_a_small_comparison(tmp_path, monkeypatch):
     parts_of_units_are_faithful_and_as_many_as_those_of_elude(rows)
     assert comparison.stability("raw units") == pytest.approx(1, abs=1e-12)
     assert comparison.stability("topk SAE") < 0.99
+    assert comparison.repeated("ELUDe (gap)") == 1
+    assert comparison.repeated("raw units") == pytest.approx(1, abs=1e-12)
+    assert comparison.repeated("topk SAE") < 0.99
     with pytest.raises(SpecError, match="there is no method 'magic'; there are ELUDe"):
         comparison.run(["magic"])
     table = write_results(comparison, rows, tmp_path).read_text()
@@ -55,4 +59,5 @@ def parts_of_units_are_faithful_and_as_many_as_those_of_elude(rows):
         assert of["topk SAE", seed]["latents"] == of["ELUDe (gap)", seed]["latents"]
         for method in ("ELUDe (gap)", "raw units", "k-means on contributions"):
             assert of[method, seed]["R2"] == pytest.approx(1, abs=1e-5)
+            assert of[method, seed]["same captions"] == 1
         assert of["topk SAE", seed]["R2"] < 0.999

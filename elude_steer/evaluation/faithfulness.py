@@ -48,14 +48,29 @@ class R2:
 
 
 def caption_agreement(
-    vlm: Vlm, layer: nn.Module, images: Iterable[Any], *, prompt: str = PROMPT, size: int = 16
+    vlm: Vlm,
+    layer: nn.Module,
+    images: Iterable[Any],
+    *,
+    prompt: str = PROMPT,
+    size: int = 16,
+    said: Sequence[str] | None = None,
 ) -> float:
-    """The share of pictures whose caption is the same, word for word, with `layer` in the place of the target."""
+    """The share of pictures whose caption is the same, word for word, with `layer` in the place of the target.
+
+    Args:
+        vlm: the model.
+        layer: takes the target's place.
+        images: the pictures.
+        prompt: the question.
+        size: pictures that are looked at together.
+        said: the captions of the model as it is, where they are known.
+    """
     same, count = 0, 0
     pictures = list(images)
     for start in range(0, len(pictures), size):
         batch = pictures[start : start + size]
-        before = vlm.caption(batch, prompt=prompt)
+        before = vlm.caption(batch, prompt=prompt) if said is None else said[start : start + size]
         with swap_module(vlm.model, vlm.layer_name, layer):
             after = vlm.caption(batch, prompt=prompt)
         same += sum(a == b for a, b in zip(before, after, strict=True))
@@ -63,6 +78,24 @@ def caption_agreement(
     if not count:
         raise ValueError("there are no pictures to caption.")
     return same / count
+
+
+def linear_head(features: torch.Tensor, classes: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A logistic regression from features, `(n, d)`, to classes, `(n,)`: features to logits, `(…, classes)`."""
+    from sklearn.linear_model import LogisticRegression
+
+    mean, spread = features.double().mean(0), features.double().std(0).clamp_min(1e-12)
+    found = LogisticRegression(max_iter=200).fit(((features.double() - mean) / spread).numpy(), classes.numpy())
+    if len(found.classes_) < 3:
+        raise ValueError(f"a head tells at least three classes apart, not {len(found.classes_)}.")
+    weight, bias = torch.from_numpy(found.coef_), torch.from_numpy(found.intercept_)
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        out = torch.full((*x.shape[:-1], int(found.classes_.max()) + 1), -torch.inf, dtype=torch.float64)
+        out[..., torch.from_numpy(found.classes_)] = ((x.double() - mean) / spread) @ weight.T + bias
+        return out
+
+    return logits
 
 
 @torch.inference_mode()
