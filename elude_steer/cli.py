@@ -183,7 +183,7 @@ def concepts(
 
 for command in (commands.steer, commands.run, workshop.sweep, workshop.export, workshop.demo):
     cli.add_command(command)
-for command in (laboratory.evaluate, laboratory.compare, laboratory.ablate):
+for command in (laboratory.evaluate, laboratory.compare, laboratory.ablate, laboratory.judge):
     cli.add_command(command)
 
 

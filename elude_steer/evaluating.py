@@ -20,6 +20,7 @@ from elude_steer.evaluation.dictionary import collinearity, effective_rank, stab
 from elude_steer.evaluation.efficiency import measure
 from elude_steer.evaluation.faithfulness import R2, caption_agreement
 from elude_steer.evaluation.monosemanticity import Peaks, mean_percent
+from elude_steer.heads import head_accuracy
 from elude_steer.hooks import swap_module
 from elude_steer.images import image_set
 from elude_steer.pipeline import load_tower
@@ -95,6 +96,7 @@ def evaluate(
     device: str | None = None,
     warm_up: int = 10,
     runs: int = 50,
+    head: str | None = None,
     told: Callable[[str], object] = lambda line: None,
 ) -> Evaluation:
     """Measures an atlas.
@@ -109,30 +111,28 @@ def evaluate(
         device: where it runs.
         warm_up: passes that do not count for the efficiency; the paper has 100.
         runs: passes that do; the paper has 500.
+        head: an image classifier on the same backbone, by folder or Hub id; its answers to pictures in folders named
+            after their classes are counted with the layer as it is and with the explicit one.
         told: hears what is being done.
     """
     for name in measures:
         if name not in MEASURES:
             raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
-    loaded = Atlas.load(atlas)
-    other = Atlas.load(again) if again is not None else None
-    known = loaded.about["spec"]
-    spec = ModelSpec(**{**known["model"], **({"id": model, "revision": None} if model else {})})
-    tower = load_tower(spec, device)
-    loaded.check(tower.layer)
-    source = known["images"]["source"] if images is None else images
-    if source is None:
-        raise SpecError("the atlas does not say which pictures it was made from; give some: --images FOLDER.")
-    pictures = image_set(source, split=known["images"]["split"], column=known["images"]["column"], limit=limit)
-    seen = [got[0] for item in islice(pictures.items(), limit) if (got := read_item(item, {})) is not None]
+    loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
+    tower = tower_of(loaded, model, device)
+    read = pictures_of(loaded, images, limit)
+    seen = [picture for _, picture in read]
     rows: list[Row] = []
     scores: dict[str, torch.Tensor] = {}
     for name in measures:
         told(name)
         if name == "faithfulness":
             rows += _faithfulness(loaded, tower, seen)
+            if head is not None:
+                kept, plain = head_accuracy(head, loaded, read, device=device)
+                rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
         elif name == "monosemanticity":
-            scores = _monosemanticity(loaded, tower, seen)
+            scores = {kind: peaks.scores() for kind, peaks in peaks_of(loaded, tower, seen).items()}
             rows.append(Row(name, "MS-Score, %", mean_percent(scores["sub-units"]), mean_percent(scores["units"])))
             silent = [float(values.isnan().double().mean()) for values in scores.values()]
             rows.append(Row(name, "never fire", *silent))
@@ -143,7 +143,25 @@ def evaluate(
     return Evaluation(loaded, tower, len(seen), tuple(rows), scores.get("sub-units"), scores.get("units"))
 
 
-def _inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
+def tower_of(atlas: Atlas, model: str | None = None, device: str | None = None) -> Tower:
+    """The model that an atlas was built for, or another copy of it."""
+    known = atlas.about["spec"]["model"]
+    tower = load_tower(ModelSpec(**{**known, **({"id": model, "revision": None} if model else {})}), device)
+    atlas.check(tower.layer)
+    return tower
+
+
+def pictures_of(atlas: Atlas, images: Any, limit: int) -> list[tuple[str, Any]]:
+    """The first pictures of a source, by default the one of the atlas's recipe, each with its name."""
+    known = atlas.about["spec"]["images"]
+    source = known["source"] if images is None else images
+    if source is None:
+        raise SpecError("the atlas does not say which pictures it was made from; give some: --images FOLDER.")
+    found = image_set(source, split=known["split"], column=known["column"], limit=limit)
+    return [(item.id, got[0]) for item in islice(found.items(), limit) if (got := read_item(item, {})) is not None]
+
+
+def layer_inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
     """The layer's inputs of one picture after the other, `(tokens, d_in)`."""
     for picture in pictures:
         (q,) = tower.encode([picture])
@@ -154,7 +172,7 @@ def _inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
 def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[Row]:
     weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
     every, r2 = atlas.sub_units(range(len(atlas)), tower.layer), R2()
-    for q in _inputs(tower, pictures):
+    for q in layer_inputs(tower, pictures):
         total = torch.zeros(len(q), atlas.d_out, device=q.device)
         every.add(total, every.activations(q))
         r2.add(q.float() @ weight.T + bias, total)
@@ -167,15 +185,16 @@ def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[R
 
 
 @torch.inference_mode()
-def _monosemanticity(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> dict[str, torch.Tensor]:
+def peaks_of(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> dict[str, Peaks]:
+    """The pictures that sub-units, and units before the split, fire most for."""
     weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
     every = atlas.sub_units(range(len(atlas)), tower.layer)
     found = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
-    for q in _inputs(tower, pictures):
+    for q in layer_inputs(tower, pictures):
         out = q.float() @ weight.T + bias
         found["sub-units"].add(every.activations(q), out)
         found["units"].add(out, out)
-    return {name: peaks.scores() for name, peaks in found.items()}
+    return found
 
 
 def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from elude_steer.commands import hide_loading_bars, print_table
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
 @click.option("--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes for the efficiency.")
+@click.option("--head", metavar="MODEL", help="A classifier on the backbone; pictures lie in folders of their classes.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="evaluation.json and report.html.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def evaluate(
@@ -32,6 +35,7 @@ def evaluate(
     model: str | None,
     device: str | None,
     runs: int,
+    head: str | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -56,6 +60,7 @@ def evaluate(
         device=device,
         warm_up=max(1, runs // 5),
         runs=runs,
+        head=head,
         told=lambda name: click.echo(f"measuring {name} …", err=True),
     )
     if out is not None:
@@ -139,6 +144,70 @@ def ablate(
     columns = list(dict.fromkeys(name for row in found for name in row))
     cells = [[value if isinstance(value := row.get(name), str) else _shown(value) for name in columns] for row in found]
     print_table([columns, *cells], texts=2)
+
+
+@click.command()
+@click.argument("atlases", nargs=-1, required=True)
+@click.option("--judge", "judges", multiple=True, required=True, metavar="MODEL@URL[#VARIABLE]", help="Who is asked.")
+@click.option("--images", help="Pictures to show [default: those of the first atlas's recipe].")
+@click.option("--limit", type=click.IntRange(min=9), default=500, show_default=True, help="How many pictures.")
+@click.option("--pairs", type=click.IntRange(min=1), default=50, show_default=True, help="Pairs of every two methods.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Of the lot that draws the pairs.")
+@click.option("--work", type=click.Path(path_type=Path), help="Keeps answers, so that nothing is asked twice.")
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--yes", is_flag=True, help="Ask without asking whether to.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def judge(
+    atlases: tuple[str, ...],
+    judges: tuple[str, ...],
+    images: str | None,
+    limit: int,
+    pairs: int,
+    seed: int,
+    work: Path | None,
+    device: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Let vision-language models say whose pictures belong together better: ATLASES, and the units before the split.
+
+    \b
+    elude-steer judge toyland --judge qwen3-vl@http://localhost:8000/v1
+    elude-steer judge one-atlas another --judge gpt-5@https://api.openai.com/v1#OPENAI_API_KEY --pairs 20
+    """  # noqa: D301
+    from elude_steer.judging import judge_atlases, read_judge
+
+    hide_loading_bars()
+    told: Any = lambda line: click.echo(f"elude-steer: note: {line}", err=True)  # noqa: E731
+
+    def calls(count: int) -> None:
+        told(f"{count:,} questions to ask")
+        if count and not yes and sys.stdin.isatty():
+            click.confirm("ask them?", abort=True, err=True)
+
+    found = judge_atlases(
+        atlases,
+        [read_judge(text) for text in judges],
+        images=images,
+        limit=limit,
+        count=pairs,
+        seed=seed,
+        work=work,
+        device=device,
+        calls=calls,
+        told=told,
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2))
+        return
+    order = sorted(found.rates, key=lambda name: -found.rates[name])
+    ranges = {name: " to ".join(f"{end:.1%}" for end in found.intervals[name]) for name in order}
+    print_table([("", "won", "95 %"), *((name, f"{found.rates[name]:.1%}", ranges[name]) for name in order)], texts=1)
+    for name in found.wrong:
+        if found.wrong[name] or found.missing[name]:
+            told(f"judge '{name}': {found.wrong[name]} answers are none, {found.missing[name]} are missing")
+    if found.ties:
+        told(f"{found.ties} of {found.presentations} presentations have no majority and count for nobody")
 
 
 def _shown(value: float | None) -> str:

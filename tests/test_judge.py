@@ -7,10 +7,12 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 from PIL import Image
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.judge import CELL, Judge, Pair, ask, picture_grid, rank, read_answer
+from elude_steer.judging import draw_pairs
 
 openai = pytest.importorskip("openai", reason="the judge needs openai: pip install 'elude-steer[judge]'")
 
@@ -238,3 +240,37 @@ def test_who_is_asked_can_say_no(tmp_path):
     with Server(prefers_red) as server, pytest.raises(SpecError, match="4 calls"):
         ask([Judge("one", server.url)], pairs(2), tmp_path, calls=no)
     assert not server.asked
+
+
+def test_the_command_asks_about_an_atlas_and_its_units(run, tmp_path):
+    with Server(lambda *_: answer("A")) as server:
+        command = ["judge", "toyland", "--judge", f"tiny@{server.url}", "--images", "toyland:77001", "--limit", "12",
+                   "--pairs", "3", "--work", tmp_path]  # fmt: skip
+        code, out, err = run(*command)
+        assert code == 0, err
+        assert "6 questions to ask" in err
+        # Whoever stands first wins, so that both win half of six.
+        assert {line.split("  ")[0]: "50.0%" in line for line in out.splitlines()[1:]} == {
+            "toyland": True,
+            "units before the split": True,
+        }
+        assert sum(server.asked.values()) == 6
+        code, out, err = run(*command, "--json")
+        assert "0 questions to ask" in err
+        assert json.loads(out)["presentations"] == 6
+        assert sum(server.asked.values()) == 6
+    code, _, err = run("judge", "toyland", "--judge", "tiny")
+    assert (code, err.strip().count("\n")) == (1, 0)
+    assert "'tiny' is no judge; write MODEL@URL" in err
+
+
+def test_grids_show_what_latents_fire_for():
+    tops = {"one": torch.arange(18).reshape(2, 9), "other": torch.arange(18, 27)[None]}
+    colour = lambda number: Image.new("RGB", (8, 8), (number, 0, 0))  # noqa: E731
+    made = draw_pairs(tops, colour, count=4, seed=1)
+    assert [(pair.one, pair.other) for pair in made] == [("one", "other")] * 4
+    for pair in made:
+        shown = [grid.getpixel((10 + CELL * 2, 10 + CELL * 2))[0] for grid in pair.grids]
+        assert shown[0] in (8, 17)
+        assert shown[1] == 26
+    assert [pair.about for pair in draw_pairs(tops, colour, count=4, seed=1)] == [pair.about for pair in made]

@@ -47,6 +47,12 @@ class Peaks:
         self.values[at], self.embeddings[at], self.pictures[at] = best[enters], unit[token[enters]], self.seen
         self.seen += 1
 
+    def top(self, count: int) -> torch.Tensor:
+        """`(latents, count)` the pictures each fires most for, strongest first; of those that fire for so many."""
+        values, order = self.values.sort(dim=1, descending=True, stable=True)
+        fires = (self.highest > 0) & (values[:, count - 1] > -torch.inf)
+        return self.pictures.gather(1, order)[fires, :count]
+
     def scores(self) -> torch.Tensor:
         """The MS-Score of each sub-unit, `(sub_units,)` float64; NaN where it never fires."""
         found = torch.full((len(self.values),), torch.nan, dtype=torch.float64)

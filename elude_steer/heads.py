@@ -1,0 +1,85 @@
+"""A classifier on the backbone that an atlas splits: is it as often right with the explicit layer?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+
+from elude_steer.atlas import Atlas
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.faithfulness import accuracy
+from elude_steer.hooks import find_layer, swap_module
+from elude_steer.splitting import split_layer
+from elude_steer.storage import resolve_id
+from elude_steer.towers import explained, pil_backend, refuse_partial_load
+
+
+def head_accuracy(
+    model_id: str,
+    atlas: Atlas,
+    pictures: Sequence[tuple[str, Any]],
+    *,
+    device: str | None = None,
+    size: int = 16,
+) -> tuple[float, float]:
+    """How often a classifier is right with the explicit layer, and as it is.
+
+    Args:
+        model_id: an image classifier of transformers on the atlas's backbone, such as DINOv2 with its linear head.
+        atlas: says what the layer is split into.
+        pictures: names, of which the folder is the class, and pictures.
+        device: where it runs.
+        size: pictures that are looked at together.
+    """
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    folder = resolve_id(model_id)
+    with explained(model_id):
+        model, info = AutoModelForImageClassification.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+        processor = AutoImageProcessor.from_pretrained(folder, **pil_backend())
+    refuse_partial_load(model_id, info)
+    model = model.eval().to(device or "cpu")
+    name, layer = find_layer(model, str(atlas.about["layer"]))
+    atlas.check(layer)
+    classes = _classes([name for name, _ in pictures], model.config.id2label)
+
+    def logits(batch: Sequence[Any]) -> torch.Tensor:
+        pixels = processor(images=list(batch), return_tensors="pt")["pixel_values"]
+        return torch.as_tensor(model(pixel_values=pixels.to(model.device)).logits)
+
+    images = [image for _, image in pictures]
+    starts = range(0, len(images), size)
+    batches = [(images[start : start + size], classes[start : start + size]) for start in starts]
+    explicit = split_layer(layer, atlas.members().to(model.device), atlas.units.to(model.device))
+    found = []
+    for way in (swap_module(model, name, explicit), nullcontext()):
+        with way:
+            found.append(accuracy(logits, batches))
+    return found[0], found[1]
+
+
+def _classes(names: Sequence[str], known: Mapping[int, str]) -> list[int]:
+    """A picture's class from its folder: the class's name, one of several between commas, or its number.
+
+    Folders that are none of these, such as ImageNet's, stand for the classes in their order where they are as many.
+    """
+    folders = [PurePosixPath(name).parent.name for name in names]
+    numbers = {part.strip().lower(): number for number, text in known.items() for part in [*text.split(","), text]}
+    numbers |= {str(number): number for number in known}
+    if all(folder.lower() in numbers for folder in folders):
+        return [numbers[folder.lower()] for folder in folders]
+    there = sorted(set(folders))
+    if len(there) != len(known):
+        unknown = next(folder for folder in folders if folder.lower() not in numbers)
+        raise SpecError(
+            f"the classifier knows no class '{unknown}'; put pictures into folders named after its {len(known)} "
+            f"classes ('{known[min(known)]}', …)."
+        )
+    order = {folder: number for number, folder in enumerate(there)}
+    return [order[folder] for folder in folders]

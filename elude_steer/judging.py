@@ -1,0 +1,102 @@
+"""Which of several atlases, or the units before them, judges find more coherent: pairs of grids, and the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elude_steer.atlas import Atlas
+from elude_steer.errors import SpecError
+from elude_steer.evaluating import peaks_of, pictures_of, tower_of
+from elude_steer.evaluation.judge import SIDE, Judge, Pair, Ranking, ask, picture_grid, rank
+from elude_steer.storage import home
+
+UNITS = "units before the split"
+
+
+def read_judge(text: str) -> Judge:
+    """A judge from `MODEL@URL`, or `MODEL@URL#VARIABLE` where the environment holds its key."""
+    found = re.fullmatch(r"(.+?)@(https?://[^#\s]+)(?:#(\w+))?", text.strip())
+    if found is None:
+        raise SpecError(
+            f"'{text}' is no judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
+        )
+    return Judge(found[1], found[2], found[3] or "")
+
+
+def draw_pairs(
+    methods: Mapping[str, torch.Tensor], picture: Callable[[int], Any], *, count: int = 50, seed: int = 42
+) -> list[Pair]:
+    """So many pairs of latents of every two methods, drawn by lot, as grids.
+
+    Args:
+        methods: name -> `(latents, 9)` numbers of the pictures each fires most for.
+        picture: a number to its picture.
+        count: pairs of two methods.
+        seed: of the lot.
+    """
+    pairs = []
+    for number, (one, other) in enumerate(combinations(methods, 2)):
+        rng = np.random.default_rng([seed, number])
+        for at in range(count):
+            rows = [int(rng.integers(len(methods[name]))) for name in (one, other)]
+            grids = [
+                picture_grid([picture(int(i)) for i in methods[name][row]])
+                for name, row in zip((one, other), rows, strict=True)
+            ]
+            pairs.append(Pair(one, other, (grids[0], grids[1]), f"{at}: {rows[0]} and {rows[1]}"))
+    return pairs
+
+
+def judge_atlases(
+    atlases: Sequence[str],
+    judges: Sequence[Judge],
+    *,
+    images: Any = None,
+    limit: int = 500,
+    count: int = 50,
+    seed: int = 42,
+    work: Path | None = None,
+    device: str | None = None,
+    calls: Callable[[int], object] = lambda count: None,
+    told: Callable[[str], object] = lambda line: None,
+) -> Ranking:
+    """Win rates of atlases of one model against each other and against the units before the first one's split.
+
+    Args:
+        atlases: folders, names or Hub ids.
+        judges: who is asked; the paper has three.
+        images: pictures, as for a build; by default those of the first atlas's recipe.
+        limit: how many of them.
+        count: pairs of latents of every two methods.
+        seed: of their lot.
+        work: where answers are kept; by default below `ELUDE_STEER_HOME`.
+        device: where the model runs.
+        calls: told how many questions are left to ask, before the first; raises to stop.
+        told: hears what is being done.
+    """
+    if not judges:
+        raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
+    loaded = [Atlas.load(name) for name in atlases]
+    names = [atlas.name for atlas in loaded]
+    if len(set(names)) < len(names) or not names:
+        names = [str(name) for name in atlases]
+    pictures = [picture for _, picture in pictures_of(loaded[0], images, limit)]
+    methods: dict[str, torch.Tensor] = {}
+    for name, atlas in zip(names, loaded, strict=True):
+        told(f"looking for what '{name}' fires for")
+        peaks = peaks_of(atlas, tower_of(atlas, device=device), pictures)
+        methods[name] = peaks["sub-units"].top(SIDE * SIDE)
+        methods.setdefault(UNITS, peaks["units"].top(SIDE * SIDE))
+    for name, rows in methods.items():
+        if not len(rows):
+            raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
+    pairs = draw_pairs(methods, lambda number: pictures[number], count=count, seed=seed)
+    answers = ask(judges, pairs, work or home() / "work" / "judge", calls=calls, told=told)
+    return rank(judges, pairs, answers)
