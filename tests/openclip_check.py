@@ -5,32 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from checks import raised, register_missing_operators
 from PIL import Image
 
-_kept = []
 NAME = "ViT-S-32-alt"  # the smallest there is whose tokenizer comes with the package
 
 
-def register_missing_operators():
-    """Beside a CPU build of torch, the registry's torchvision (built for CUDA) lacks these and fails to import."""
-    library = torch.library.Library("torchvision", "DEF")
-    _kept.append(library)  # operators go when their library goes
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-def raised(kind, call):
-    try:
-        call()
-    except kind as error:
-        assert "\n" not in str(error), error
-        return str(error)
-    raise AssertionError(f"no {kind.__name__} was raised")
-
-
 def main():
-    if "cpu" in torch.__version__:
-        register_missing_operators()
+    register_missing_operators()
     import open_clip
 
     from elude_steer.errors import ModelError, SpecError

@@ -1,12 +1,15 @@
 """Autoencoders: each kind is what it is called, learns what was planted, and comes out the same every time."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from elude_steer import backends
 from elude_steer.errors import SpecError
 from elude_steer.saes import KINDS, Quality, Sae, SaeSpec, best_of, grid_of, quality, train_sae
+from tests.checks import run_in_own_environment, run_script, why_not
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -128,3 +131,16 @@ def test_the_grid_is_the_papers_and_the_choice_too():
     one, two, three = (spec_of("topk", seed=i) for i in range(3))
     tried = [(one, Quality(0.9, 20, 0)), (two, Quality(0.88, 4, 0)), (three, Quality(0.1, 2, 0))]
     assert best_of(tried) == two
+
+
+def test_with_the_same_weights_overcomplete_gives_the_same(tmp_path):
+    if not backends.is_installed("overcomplete"):
+        pytest.skip("overcomplete is not here: it needs torchvision; -m slow makes it an environment of its own")
+    if cause := why_not("overcomplete"):
+        pytest.skip(f"overcomplete does not import here: {cause}")
+    run_script(sys.executable, "overcomplete_check.py", tmp_path)
+
+
+@pytest.mark.slow
+def test_overcomplete_in_an_environment_of_its_own():
+    run_in_own_environment("overcomplete_check.py", "baselines", "matplotlib<3.11")  # 0.3.0 needs an older one

@@ -1,10 +1,7 @@
-import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
-import venv
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from elude_steer import backends, scoring
 from elude_steer.errors import EludeSteerWarning, ImageError, MissingPackageError, ModelError, SpecError
 from elude_steer.scoring import Embeddings, Scorer, load_scorer
+from tests.checks import run_in_own_environment
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 SENTENCE = "a photo of dog cat Dog the beach bird on red ball"
@@ -544,14 +542,4 @@ def test_a_damaged_row_is_made_again(tmp_path, change):
 
 @pytest.mark.slow
 def test_open_clip_in_an_environment_of_its_own():
-    root = Path(__file__).parents[1]
-    with tempfile.TemporaryDirectory() as folder:  # gone at once, unlike pytest's: it takes more than a gigabyte
-        venv.create(folder, with_pip=True)
-        python = Path(folder) / "bin" / "python"
-        install = [python, "-m", "pip", "install", "-q", f"{root}[openclip]"]
-        subprocess.run(install, check=True, capture_output=True, text=True)
-        command = [python, root / "tests" / "openclip_check.py"]
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("OK")
+    run_in_own_environment("openclip_check.py", "openclip")
