@@ -61,13 +61,20 @@ METHODS = (
     "difference of means (supervised)",
 )
 SUPERVISED = METHODS[-1:]
-# One size for everybody: 24 points a mode and kind of edit.
-_WHERE = {"kappa": (12, 24), "nu": (6, 10, 14)}
+# One size for everybody: 12 points a mode and kind of edit. Latents that stand for a word may be few or many.
+_WHERE = {"kappa": (6, 24), "nu": (6, 10)}
 GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
-    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50, -150), **_WHERE},
-    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 15, 50, 150), **_WHERE},
-    ("place", "remove"): {"mode": ("place",), "gamma": (-15,), "beta": (10, 20), "fill": (0, 80), **_WHERE},
-    ("place", "replace"): {"mode": ("place",), "gamma": (-15,), "beta": (5, 10, 20, 40), **_WHERE},
+    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50), **_WHERE},
+    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_WHERE},
+    ("place", "remove"): {
+        "mode": ("place",),
+        "gamma": (-5, -15, -50),
+        "beta": (20,),
+        "fill": (0, 80),
+        "kappa": (6, 24),
+        "nu": (10,),
+    },
+    ("place", "replace"): {"mode": ("place",), "gamma": (-15,), "beta": (5, 20, 40), **_WHERE},
 }
 _SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as the atlas has them
 
@@ -90,15 +97,15 @@ class Size:
     seeds: tuple[int, ...] = (42, 123, 999)
     pictures: int | None = None
     scenes: int = 500
-    tuning: int = 60
-    epochs: int = 10
+    tuning: int = 48
+    epochs: int = 6
     trials: int = 9
     grid: int | None = None
     runs: int = 3
 
 
 SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=1, grid=1, runs=2)
-# With batches of 1,024 ten epochs have as many steps as forty with 4,096; the rates are for so few.
+# With batches of 1,024 six epochs have as many steps as 24 with 4,096; the rates are for so few.
 _BATCH, _RATES = 1024, (5e-4, 2e-3, 5e-3)
 
 
