@@ -39,9 +39,9 @@ def why_not(package):
     return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
-def run_script(python, script, folder):
+def run_script(python, script, folder, *arguments):
     """A check with some Python: what it printed, where all is well."""
-    command = [python, Path(__file__).with_name(script)]
+    command = [python, Path(__file__).with_name(script), *arguments]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
