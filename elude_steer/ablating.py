@@ -10,9 +10,9 @@ from elude_steer.comparing import kept
 from elude_steer.documents import override
 from elude_steer.errors import SpecError
 from elude_steer.evaluating import evaluate
+from elude_steer.keys import key_of
 from elude_steer.pipeline import build
 from elude_steer.shipped import load_spec
-from elude_steer.stages import key_of
 
 # The paper's own questions, for `--vary` without a value.
 PAPERS: Mapping[str, Sequence[str]] = {

@@ -31,8 +31,8 @@ from elude_steer.comparing import (
     scorer_and_words,
 )
 from elude_steer.dissection import Dissection
-from elude_steer.edits import Kind, toyland_world
-from elude_steer.errors import SpecError
+from elude_steer.edits import toyland_world
+from elude_steer.entries import GRIDS, METHODS, RULES, SETTINGS, SPLITS, SUPERVISED, Size, check_methods, method_of
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
 from elude_steer.images import image_set
@@ -46,65 +46,6 @@ from elude_steer.storage import read_tensors, write_file, write_tensors
 from elude_steer.vlm import Vlm
 from elude_steer.workers import Team, team
 
-
-def _method(kind: str) -> str:
-    return f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}"
-
-
-RULES = ("gap", "unique")
-SPLITS = {"random split": "random", "k-means on contributions": "pure", "clusters of activations": "activations"}
-METHODS = (
-    *(f"ELUDe ({rule})" for rule in RULES),
-    "raw units",
-    *SPLITS,
-    *(_method(kind) for kind in KINDS),
-    "difference of means (supervised)",
-)
-SUPERVISED = METHODS[-1:]
-# One size for everybody: 12 points a mode and kind of edit. Latents that stand for a word may be few or many.
-_WHERE = {"kappa": (6, 24), "nu": (6, 10)}
-GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
-    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50), **_WHERE},
-    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_WHERE},
-    ("place", "remove"): {
-        "mode": ("place",),
-        "gamma": (-5, -15, -50),
-        "beta": (20,),
-        "fill": (0, 80),
-        "kappa": (6, 24),
-        "nu": (10,),
-    },
-    ("place", "replace"): {"mode": ("place",), "gamma": (-15,), "beta": (5, 20, 40), **_WHERE},
-}
-_SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as the atlas has them
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a comparison is.
-
-    Attributes:
-        seeds: of the token draw.
-        pictures: that are probed and name latents; None as the recipe has it.
-        scenes: that are reported.
-        tuning: scenes that settings are chosen on.
-        epochs: of an autoencoder; pursuit, which takes ten times as long a step, has a third of them.
-        trials: points of an autoencoder's grid, on the first seed, with a sixth of its tokens and half of the epochs.
-        grid: values of a steering setting that are tried; None for all.
-        runs: of each method on the tokens of the first seed, for the stability.
-    """
-
-    seeds: tuple[int, ...] = (42, 123, 999)
-    pictures: int | None = None
-    scenes: int = 500
-    tuning: int = 48
-    epochs: int = 6
-    trials: int = 9
-    grid: int | None = None
-    runs: int = 3
-
-
-SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=1, grid=1, runs=2)
 # With batches of 1,024 six epochs have as many steps as 24 with 4,096; the rates are for so few.
 _BATCH, _RATES = 1024, (5e-4, 2e-3, 5e-3)
 
@@ -114,7 +55,7 @@ class Comparison:
     """One comparison and where it keeps what it has done."""
 
     work: Path
-    size: Size = Size()
+    size: Size = field(default_factory=Size)
     told: Callable[[str], object] = lambda line: None
     _stores: dict[int, TokenStore] = field(default_factory=dict)
 
@@ -219,7 +160,7 @@ class Comparison:
             known = [word for word in (*toyland.OBJECTS, *toyland.PLACES) if word in self._scorer[1]]
             with self._paid(method, seed, run):
                 return baselines.difference_of_means(layer, rows, known)
-        kind = next(kind for kind in KINDS if _method(kind) == method)
+        kind = next(kind for kind in KINDS if method_of(kind) == method)
         return baselines.of_sae(self.sae(kind, seed, len(atlas), run), layer)
 
     def sae(self, kind: Any, seed: int, latents: int, run: int = 0) -> Sae:
@@ -231,7 +172,7 @@ class Comparison:
         given, wanted = self._tokens(kind, seed)
         path = self.work / f"sae-{kind}-{seed}-{run}.safetensors"
         if not path.exists():
-            with self._paid(_method(kind), seed, run):
+            with self._paid(method_of(kind), seed, run):
                 write_tensors(path, train_sae(spec, given, wanted).state_dict())
         sae = Sae(spec, given, given if wanted is None else wanted)
         sae.load_state_dict(read_tensors(path))
@@ -282,7 +223,7 @@ class Comparison:
             measured = measure_dictionary(lexicon, self.vlm, self.held_out, self.head)
             same = self.edits.agreement(lexicon.dictionary)
             steered = {
-                f"{mode} {kind}": self.edits.steer(lexicon, kind, _thinned({**grid, **_SETTINGS}, self.size.grid))
+                f"{mode} {kind}": self.edits.steer(lexicon, kind, _thinned({**grid, **SETTINGS}, self.size.grid))
                 for (mode, kind), grid in GRIDS.items()
             }
             cost = self._cost(method, seed)
@@ -312,7 +253,7 @@ class Comparison:
                 self.atlas(rule, seed)
             self.store(seed)
         latents = len(self.atlas("gap", self.size.seeds[0]))
-        kinds = [kind for kind in KINDS if _method(kind) in methods]
+        kinds = [kind for kind in KINDS if method_of(kind) in methods]
         crew.each([lambda: self.naming, lambda: self.held_out], lambda make: _do(make()))
         crew.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
 
@@ -341,14 +282,6 @@ class Comparison:
     def repeated(self, method: str) -> float:
         """How alike the dictionaries of several runs on the same tokens are."""
         return _alike([self._vectors(method, self.size.seeds[0], run) for run in range(self.size.runs)])
-
-
-def check_methods(methods: Sequence[str]) -> Sequence[str]:
-    """The same, or an error that names those there are."""
-    for method in methods:
-        if method not in METHODS:
-            raise SpecError(f"there is no method '{method}'; there are {', '.join(METHODS)}.")
-    return methods
 
 
 def _do(made: object) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+
+from elude_steer.clusters import cluster
+from elude_steer.recipe import ClustersSpec
 
 EPS = 1e-12
 
@@ -46,6 +50,33 @@ def cluster_means(q: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch
 def _cluster_sums(x: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
     # One cluster after the other: the order of the additions is fixed, as index_add's on a GPU is not.
     sums = x.new_zeros(clusters, x.shape[1])
-    for cluster in range(clusters):
-        sums[cluster] = x[labels == cluster].sum(0)
+    for number in range(clusters):
+        sums[number] = x[labels == number].sum(0)
     return sums
+
+
+def cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
+    """Representatives, means and sizes of the clusters of a unit's strongest inputs, `(instances, d_in)`."""
+    c = contributions(q, weight)
+    found = cluster(
+        c,
+        backend=spec.backend,
+        selection=spec.selection,
+        min_cluster_size=spec.min_cluster_size,
+        min_samples=spec.min_samples,
+        umap_components=spec.umap_components,
+        umap_neighbors=spec.umap_neighbors,
+        seed=spec.seed,
+    )
+    labels, sizes = torch.from_numpy(found.labels), np.bincount(found.labels[found.labels >= 0], minlength=found.count)
+    return {
+        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count),
+        "means": cluster_means(q, labels, found.count),
+        "sizes": torch.from_numpy(sizes.astype(np.int32)),
+    }
+
+
+def unclustered(d_in: int) -> dict[str, torch.Tensor]:
+    """What stands for the clusters of a unit that is not to be split."""
+    nothing = torch.zeros(0, d_in)
+    return {"representatives": nothing, "means": nothing.clone(), "sizes": torch.zeros(0, dtype=torch.int32)}

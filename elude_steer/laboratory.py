@@ -85,7 +85,8 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     elude-steer compare --work work --out results
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
     """  # noqa: D301
-    from elude_steer.contest import METHODS, SMALL, Comparison, Size, check_methods
+    from elude_steer.contest import Comparison
+    from elude_steer.entries import METHODS, SMALL, Size, check_methods
     from elude_steer.standings import write_results
     from elude_steer.workers import launch
 

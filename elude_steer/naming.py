@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,11 @@ from elude_steer.concepts import redundant
 from elude_steer.dissection import GROUP, Dissection, Fit, prior
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.images import Item
+from elude_steer.keys import key_of, versions
 from elude_steer.labels import Labels
 from elude_steer.scoring import Embeddings, Scorer, load_scorer
 from elude_steer.splitting import sub_unit_parameters
-from elude_steer.stages import Build, key_of, versions
+from elude_steer.stages import Build
 from elude_steer.storage import read_array, read_tensors, told_if_full, write_array, write_tensors
 from elude_steer.vocabulary import read_vocabulary
 
@@ -95,9 +95,9 @@ class Naming:
         weight, bias = self._rows
         tower = self.run.tower
 
-        def look(batch: Sequence[tuple[Item, Any, bytes]]) -> list[dict[str, torch.Tensor]]:
+        def look(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
             found = []
-            for (item, _, _), q in zip(batch, tower.encode([image for _, image, _ in batch]), strict=True):
+            for item, q in self.run.looks.inputs(batch):
                 values, places = probing.strongest_patches(q, tower.token_indices(q.shape[1]), weight, bias)
                 number = torch.tensor(item.index, dtype=torch.int32)
                 found.append({"values": values, "places": places, "images": number, "tokens": torch.tensor(q.shape[1])})
@@ -113,9 +113,13 @@ class Naming:
         folder = self.run.stage_folder("seen", key)
         cache = Embeddings(self.scorer)
 
-        def look(batch: Sequence[tuple[Item, Any, bytes]]) -> list[dict[str, torch.Tensor]]:
-            vectors = cache.of([(image, digest) for _, image, digest in batch])
-            numbers = [torch.tensor(item.index, dtype=torch.int32) for item, _, _ in batch]
+        def look(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
+            skipped: dict[str, str] = {}  # told when they were collected
+            read = [(item, *got) for item in batch if (got := probing.read_item(item, skipped)) is not None]
+            if not read:
+                return []
+            vectors = cache.of([(image, digest) for _, image, digest in read])
+            numbers = [torch.tensor(item.index, dtype=torch.int32) for item, _, _ in read]
             return [{"vectors": v, "images": n} for v, n in zip(vectors, numbers, strict=True)]
 
         self._walk("scoring", folder, look)
@@ -242,7 +246,7 @@ class Naming:
         self,
         label: str,
         folder: Path,
-        look: Callable[[Sequence[tuple[Item, Any, bytes]]], list[dict[str, torch.Tensor]]],
+        look: Callable[[Sequence[Item]], list[dict[str, torch.Tensor]]],
     ) -> None:
         """Shows every picture once; what comes out of each batch is kept, a file a shard."""
         total = -(-(self.run.images.length or 0) // self.every)
@@ -255,9 +259,7 @@ class Naming:
                     for batch in batches:
                         if self.run.crew.stopped.is_set():
                             return
-                        skipped: dict[str, str] = {}  # told when they were collected
-                        read = [(item, *got) for item in batch if (got := probing.read_item(item, skipped)) is not None]
-                        rows += look(read) if read else []
+                        rows += look(batch)
                         bar.update(len(batch))
                     joined = {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
                     write_tensors(_shard(folder, number), joined)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from elude_steer.shipped import load_spec
 from elude_steer.stages import Build
 from elude_steer.storage import home
 from elude_steer.streams import with_streams
-from elude_steer.towers import Tower, check_device, load_timm, load_vision
+from elude_steer.towers import Tower, as_dtype, check_device, load_timm, load_vision
 from elude_steer.vlm import Vlm
 from elude_steer.workers import launch, team
 
@@ -182,7 +183,9 @@ def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
         atlas, key = run.split(model)
         if naming is not None:
             atlas, thumbnails = naming.named(with_streams(run, atlas, key), key)
-        return run.save(atlas, out, thumbnails)
+        saved = run.save(atlas, out, thumbnails)
+        run.tidy()
+        return saved
     finally:
         run.clean()
 
@@ -190,17 +193,19 @@ def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
     """The model of a spec with its target layer."""
     if model.kind == "timm":
-        return load_timm(model.id, layer=model.layer, device=device, dtype=model.dtype)
-    load = Vlm.load if model.kind == "vlm" else load_vision
-    return load(
-        model.id,
-        layer=model.layer,
-        device=device,
-        dtype=model.dtype,
-        revision=model.revision,
-        attn_implementation=model.attn_implementation,
-        trust_remote_code=model.trust_remote_code,
-    )
+        tower = load_timm(model.id, layer=model.layer, device=device, dtype=model.dtype)
+    else:
+        load = Vlm.load if model.kind == "vlm" else load_vision
+        tower = load(
+            model.id,
+            layer=model.layer,
+            device=device,
+            dtype=model.dtype,
+            revision=model.revision,
+            attn_implementation=model.attn_implementation,
+            trust_remote_code=model.trust_remote_code,
+        )
+    return replace(tower, autocast=as_dtype(model.autocast)) if model.autocast else tower
 
 
 def _build_in_processes(

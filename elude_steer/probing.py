@@ -65,10 +65,11 @@ def collect_shard(
     folder: Path,
     number: int,
     *,
+    look: Callable[[Sequence[Item], Sequence[Any]], list[torch.Tensor]] | None = None,
     stopped: threading.Event | None = None,
     step: Callable[[int], None] | None = None,
 ) -> None:
-    """Runs one shard's images through the tower and writes their drawn tokens."""
+    """Runs one shard's images through the tower, or through `look`, and writes their drawn tokens."""
     tokens: list[np.ndarray] = []
     places: list[np.ndarray] = []
     ids: dict[int, str] = {}
@@ -77,7 +78,8 @@ def collect_shard(
         if stopped is not None and stopped.is_set():
             return
         read = [(item, *loaded) for item in batch if (loaded := read_item(item, skipped)) is not None]
-        encoded = tower.encode([image for _, image, _ in read]) if read else []
+        items, images = [item for item, _, _ in read], [image for _, image, _ in read]
+        encoded = (look(items, images) if look else tower.encode(images)) if read else []
         for (item, _, digest), q in zip(read, encoded, strict=True):
             drawn, place = _draw(tower, q, digest, item.index, plan)
             tokens.append(drawn)
@@ -221,7 +223,7 @@ def strongest(
     bias: torch.Tensor,
     k: int,
     *,
-    chunk_blocks: int = 8,
+    chunk_blocks: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k instances with the largest activation of each unit, strongest first; equal ones in the store's order.
 
@@ -230,13 +232,14 @@ def strongest(
         weight: `(units, d_in)`; its device does the work.
         bias: `(units,)`.
         k: how many; fewer if the store has fewer.
-        chunk_blocks: how much is read at a time; never changes the result.
+        chunk_blocks: how much is read at a time; by default what there is room for. Never changes the result.
 
     Returns:
         Values `(units, k)` float32 and row numbers `(units, k)` int64.
     """
     values = torch.empty(len(weight), 0, device=weight.device)
     rows = torch.empty(len(weight), 0, dtype=torch.long, device=weight.device)
+    chunk_blocks = chunk_blocks or _fitting(weight)
     # Sorting is worth it once as many new rows have come as are kept.
     step = _BLOCK * max(chunk_blocks, -(-k // _BLOCK))
     for start in range(0, len(store), step):
@@ -247,6 +250,15 @@ def strongest(
         rows = torch.cat([rows, numbers], 1).gather(1, order)[:, :k]
         values = values[:, :k]
     return values, rows
+
+
+def _fitting(weight: torch.Tensor) -> int:
+    """How many blocks of instances go onto the device of some weights at a time: a quarter of a GPU's free memory."""
+    if weight.device.type != "cuda":
+        return 8
+    free, _ = torch.cuda.mem_get_info(weight.device)
+    block = _BLOCK * 4 * (weight.shape[1] + 6 * len(weight))  # inputs; activations, numbers, and their sorted copies
+    return int(max(1, min(256, free // 4 // block)))
 
 
 def activations(store: TokenStore, weight: torch.Tensor, bias: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ class ModelSpec:
         dtype: What the model computes in; `auto` is what its checkpoint was saved in.
         attn_implementation: The attention of transformers to use; null leaves the choice to it.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        autocast: What the tower's matrix products are computed in in a build; null leaves them as they are.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ModelSpec:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+    autocast: Literal["bfloat16", "float16"] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,15 @@ class TokensSpec:
         seed: Of the draw.
         dtype: What the layer's inputs are stored in.
         batch_size: Images in one forward pass.
+        reuse: Keep what the tower gives on the disk until the atlas is done, as far as there is room (a quarter of what
+            is free), so that names need no second pass; changes nothing but the time.
     """
 
     per_image: int | Literal["all"] = field(default=2, metadata={"min": 1})
     seed: int = field(default=42, metadata={"min": 0})
     dtype: Literal["float16", "float32"] = "float16"
     batch_size: int = field(default=8, metadata={"min": 1})
+    reuse: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class ClustersSpec:
         umap_components: Reduce to this many dimensions with UMAP first; null does not.
         umap_neighbors: UMAP's neighbourhood, where UMAP is used.
         seed: Of whatever is random in the grouping.
+        units: Only the first so many units are split, the others stay whole; for trials.
     """
 
     top_k: int = field(default=10000, metadata={"min": 2})
@@ -87,6 +93,7 @@ class ClustersSpec:
     umap_components: int | None = field(default=None, metadata={"min": 1})
     umap_neighbors: int = field(default=15, metadata={"min": 2})
     seed: int = field(default=42, metadata={"min": 0})
+    units: int | None = field(default=None, metadata={"min": 1})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import uuid
@@ -10,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +20,13 @@ from tqdm import tqdm
 
 from elude_steer import backends, probing
 from elude_steer.atlas import Atlas, References, weights_hash
-from elude_steer.clusters import cluster, resolve_backend
-from elude_steer.contributions import cluster_means, contributions, representatives
+from elude_steer.clusters import resolve_backend
+from elude_steer.contributions import cluster_unit, unclustered
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.images import ImageSet
-from elude_steer.recipe import AtlasSpec, ClustersSpec
+from elude_steer.keys import key_of, versions
+from elude_steer.looks import Looks
+from elude_steer.recipe import AtlasSpec
 from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
 from elude_steer.storage import (
     read_array,
@@ -92,6 +94,12 @@ class Build:
         if self.images.fingerprint is None:
             shutil.rmtree(self.work, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Removes what was only kept to save time."""
+        self.crew.barrier()
+        if self.crew.rank == 0:
+            self.looks.remove()
+
     def collected(self) -> tuple[Path, str]:
         """The token store: a random few tokens of every image."""
         key = self._collected_key()
@@ -104,8 +112,22 @@ class Build:
         return folder, key
 
     def _collected_key(self) -> str:
-        plan, device = asdict(self.plan()), str(self.tower.device.type)
-        return key_of("tokens", self.tower.fingerprint(), self.images.fingerprint, plan, device, versions())
+        return key_of("tokens", self._source[0], self._source[1], asdict(self.plan()), *self._source[2:])
+
+    @cached_property
+    def _source(self) -> tuple[Any, ...]:
+        device = str(self.tower.device.type)
+        return self.tower.fingerprint(), self.images.fingerprint, device, versions()
+
+    @cached_property
+    def looks(self) -> Looks:
+        """What the tower gives for pictures that are needed more than once."""
+        spec, length = self.spec, self.images.length
+        if not spec.tokens.reuse or spec.labels.scorer is None or not length:
+            return Looks(self.tower, None)
+        folder = self.stage_folder("looks", key_of("looks", *self._source, spec.tokens.batch_size))
+        steps = [-(-length // most) for most in (spec.labels.images, spec.references.streams) if most]
+        return Looks(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.crew.world)
 
     def plan(self) -> probing.TokenPlan:
         """How images are cut into batches and shards."""
@@ -123,8 +145,9 @@ class Build:
                     if probing.shard_path(folder, number).exists():
                         bar.update(sum(map(len, batches)))
                         return
+                    look, stopped = self.looks.fresh, self.crew.stopped
                     probing.collect_shard(
-                        self.tower, batches, plan, folder, number, stopped=self.crew.stopped, step=bar.update
+                        self.tower, batches, plan, folder, number, look=look, stopped=stopped, step=bar.update
                     )
 
                 count = _Counted(probing.shards(self.images, plan))
@@ -153,7 +176,9 @@ class Build:
             )
             write_array(_block_path(folder, block, ".npy"), rows.int().cpu().numpy())
 
-        self.each("ranking", self._blocks(), lambda block: _block_path(folder, block, ".npy"), work, "blocks")
+        self.each(
+            "ranking", self._blocks(self._split_units), lambda block: _block_path(folder, block, ".npy"), work, "blocks"
+        )
         return folder, key
 
     def clustered(self, store: probing.TokenStore, rows: Path, key: str) -> tuple[Path, str]:
@@ -163,6 +188,9 @@ class Build:
         folder = self.stage_folder("clusters", key)
 
         def work(unit: int) -> None:
+            if unit >= self._split_units:
+                write_tensors(_unit_path(folder, unit), unclustered(self.weight.shape[1]))
+                return
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
             numbers = read_array(_block_path(rows, block, ".npy"))[unit - block.start]
             tensors = cluster_unit(store.gather(np.asarray(numbers)), self.weight[unit].cpu(), spec)
@@ -252,9 +280,15 @@ class Build:
         units, rho, sizes = joined["units"].long(), joined["rho"], joined["sizes"]
         return Atlas(joined["members"], units, rho, sizes, of_sub_units, of_units, names, about)
 
-    def _blocks(self) -> list[range]:
+    @property
+    def _split_units(self) -> int:
+        return min(len(self.weight), self.spec.clusters.units or len(self.weight))
+
+    def _blocks(self, wanted: int | None = None) -> list[range]:
+        """Blocks of units up to the one that holds the last wanted."""
         count = len(self.weight)
-        return [range(start, min(start + _UNITS, count)) for start in range(0, count, _UNITS)]
+        starts = range(0, count if wanted is None else wanted, _UNITS)
+        return [range(start, min(start + _UNITS, count)) for start in starts]
 
     def each(
         self, label: str, pieces: Sequence[Any], path: Callable[[Any], Path], work: Callable[[Any], None], unit: str
@@ -284,27 +318,6 @@ class Build:
         return folder
 
 
-def cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
-    """Representatives, means and sizes of the clusters of a unit's strongest inputs, `(instances, d_in)`."""
-    c = contributions(q, weight)
-    found = cluster(
-        c,
-        backend=spec.backend,
-        selection=spec.selection,
-        min_cluster_size=spec.min_cluster_size,
-        min_samples=spec.min_samples,
-        umap_components=spec.umap_components,
-        umap_neighbors=spec.umap_neighbors,
-        seed=spec.seed,
-    )
-    labels, sizes = torch.from_numpy(found.labels), np.bincount(found.labels[found.labels >= 0], minlength=found.count)
-    return {
-        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count),
-        "means": cluster_means(q, labels, found.count),
-        "sizes": torch.from_numpy(sizes.astype(np.int32)),
-    }
-
-
 def _references(kind: str, joined: Mapping[str, torch.Tensor], places: np.ndarray, used: np.ndarray) -> References:
     at = places[joined[f"{kind}.rows"].numpy()]
     images = np.searchsorted(used, at["image"])
@@ -327,18 +340,6 @@ class _Counted:
 def warn(message: str) -> None:
     """Says something worth knowing; the command line shows it as one line."""
     warnings.warn(message, EludeSteerWarning, stacklevel=3)
-
-
-def versions() -> dict[str, str | None]:
-    """The versions of what computed: ours, and those whose numbers we use."""
-    names = ("elude-steer", "torch", "transformers", "hdbscan", "numpy", "pillow")
-    return {name: backends.version(name) for name in names}
-
-
-def key_of(*causes: Any) -> str:
-    """A short hash of everything a stage depends on."""
-    text = json.dumps(causes, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _block_path(folder: Path, block: range, suffix: str) -> Path:

@@ -13,8 +13,9 @@ import torch
 
 from elude_steer import probing
 from elude_steer.atlas import Atlas
+from elude_steer.keys import key_of
 from elude_steer.splitting import sub_unit_parameters
-from elude_steer.stages import Build, key_of
+from elude_steer.stages import Build
 from elude_steer.storage import read_tensors, write_tensors
 
 FIRES = 0.7  # of its reference activation: from there on a sub-unit counts as firing
@@ -50,9 +51,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
             for batch in batches if number % _GROUPS == group else ():
                 if run.crew.stopped.is_set():
                     return
-                skipped: dict[str, str] = {}  # told when they were collected
-                read = [got[0] for item in batch if (got := probing.read_item(item, skipped)) is not None]
-                for q, stream in run.tower.streams(read) if read else ():
+                for q, stream in run.looks.streams(batch):
                     kept = run.tower.token_indices(q.shape[1]).to(device)
                     for tile, carried in zip(q, stream, strict=True):  # one by one: of one shape, rounded one way
                         now = torch.addmm(bias, tile[kept].float(), weight.T)  # (tokens, S)

@@ -28,9 +28,9 @@ from elude_steer.edits import (
     summary,
 )
 from elude_steer.errors import SpecError, closest
+from elude_steer.keys import key_of, versions
 from elude_steer.plans import Plan
 from elude_steer.settings import Settings
-from elude_steer.stages import key_of, versions
 from elude_steer.storage import home, write_file
 from elude_steer.vlm import PROMPT
 from elude_steer.vocabulary import FUNCTION_WORDS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Tower:
         skip_tokens: positions that are no instances (register tokens).
         within: the part of the model that the layer's input depends on; empty means all of it.
         settings: how the pictures are prepared, for the fingerprint.
+        autocast: what matrix products are computed in while pictures are looked at, where it is not the model's own.
+        turn: on a GPU, whose turn it is: one thread computes while the others read pictures.
     """
 
     model: nn.Module
@@ -41,6 +44,8 @@ class Tower:
     skip_tokens: tuple[int, ...] = ()
     within: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -102,6 +107,7 @@ class Tower:
             "layer": self.layer_name,
             "skip": self.skip_tokens,
             "settings": dict(self.settings),
+            **({"autocast": str(self.autocast)} if self.autocast is not None else {}),
         }
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
         for name, tensor in sorted(part.state_dict().items()):
@@ -110,10 +116,12 @@ class Tower:
         return digest.hexdigest()
 
     def _call(self, inputs: torch.Tensor | Mapping[str, Any]) -> None:
-        if isinstance(inputs, torch.Tensor):
-            self.model(inputs.to(self.device))
-        else:
-            self.model(**inputs)
+        alone = nullcontext() if self.device.type == "cpu" else self.turn
+        with alone, torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            if isinstance(inputs, torch.Tensor):
+                self.model(inputs.to(self.device))
+            else:
+                self.model(**inputs)
 
     def split_by_image(
         self, q: torch.Tensor, inputs: torch.Tensor | Mapping[str, Any], images: int

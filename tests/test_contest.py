@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from elude_steer.contest import GRIDS, METHODS, SMALL, Comparison, Size
+from elude_steer.contest import Comparison
+from elude_steer.entries import GRIDS, METHODS, SMALL, Size
 from elude_steer.errors import SpecError
 from elude_steer.saes import KINDS
 from elude_steer.standings import write_results
