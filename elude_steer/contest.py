@@ -91,10 +91,10 @@ class Comparison:
     def _paid(self, method: str, seed: int, run: int = 0, crew: Team | None = None) -> Iterator[None]:
         """Adds to what making a method's latents has cost, in seconds of a core; a crew works together."""
         path = self._cost(method, seed, run)
-        start = time.perf_counter()
+        start = time.process_time()
         yield
         if crew is None or crew.rank == 0:
-            spent = (time.perf_counter() - start) * (1 if crew is None else crew.world * crew.threads)
+            spent = (time.process_time() - start) * (1 if crew is None else crew.world)
             spent += json.loads(path.read_text()) if path.exists() else 0
             write_file(path, lambda file: file.write(json.dumps(spent).encode()))
 
@@ -215,9 +215,9 @@ class Comparison:
         if path.exists():
             return dict(json.loads(path.read_text(encoding="utf-8")))
         self.told(f"{method}, seed {seed}")
-        start = time.perf_counter()
+        start = time.process_time()
         lexicon = self.lexicon(method, seed)
-        named = time.perf_counter() - start
+        named = time.process_time() - start
 
         def found() -> dict[str, Any]:
             measured = measure_dictionary(lexicon, self.vlm, self.held_out, self.head)
