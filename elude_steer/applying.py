@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,12 +20,37 @@ from elude_steer.hooks import replaced, watched
 from elude_steer.manifest import EMBEDDED
 from elude_steer.plans import Plan, make_plan
 from elude_steer.recipe import ModelSpec
+from elude_steer.regions import Region
 from elude_steer.resuming import Looked, look, resumed
 from elude_steer.splitting import SubUnits
 from elude_steer.towers import check_device
 from elude_steer.vlm import PROMPT, Vlm
 
 BATCH = 192  # tiles that go through the model together
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """One picture's patches: which of them a region covers, and in how many rows and columns they stand.
+
+    Attributes:
+        vlm: the model that sees the picture.
+        size: its width and height, asked for only where they are needed.
+        known: rows and columns, where they are known already.
+    """
+
+    vlm: Vlm
+    size: Callable[[], tuple[int, int]]
+    known: tuple[int, int] | None = None
+
+    def __call__(self, region: Region) -> np.ndarray:
+        """Which patches a region covers, `(tiles, patches)` bool."""
+        return region.covers(self.vlm.grid(self.size()).boxes, self.size())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in a tile."""
+        return self.known or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,21 +162,24 @@ class Applier:
             see(kwargs)  # pictures are encoded before the model itself is called
             return original(*args, **kwargs)
 
-        def covers(index: int) -> Covers:
-            return self._covers(lambda: _size(inputs, index))
-
         def split(x: torch.Tensor) -> Sequence[torch.Tensor]:
             return self.vlm.split_by_image(x, inputs, len(inputs["input_ids"]))
+
+        def join(parts: list[torch.Tensor]) -> torch.Tensor:
+            return self.vlm.join_images(parts, inputs)
 
         def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
             count = len(inputs.get("input_ids", ()))
             if not count:
                 raise ModelError("inside `applied` call the model itself, input_ids and pixel_values by keyword.")
-            if len(inputs.get("image_sizes", ())) not in (0, count):
+            told = [inputs[name] for name in ("image_sizes", "image_grid_thw") if inputs.get(name) is not None]
+            if any(len(one) != count for one in told):
                 raise ModelError("a prompt with several pictures cannot be steered; give each picture a prompt.")
             if len(plans) not in (1, count):
                 raise SpecError(f"{len(plans)} plans for {count} pictures; give one for all, or one each.")
-            return edited(self.vlm.layer, prepared, split, [covers(i) for i in range(count)])(original, x)
+            shapes = self.vlm.layout.shapes(inputs, count)
+            covers = [Where(self.vlm, lambda i=i: _size(inputs, i), shapes[i]) for i in range(count)]  # type: ignore[misc]
+            return edited(self.vlm.layer, prepared, split, covers, join)(original, x)
 
         prepared = [self.prepare(one) for one in plans]
         model = self.vlm.model
@@ -159,7 +188,7 @@ class Applier:
 
     def _covers(self, size: Callable[[], tuple[int, int]]) -> Covers:
         """Which patches of a picture a region covers; its size is asked for only where there is a region."""
-        return lambda region: region.covers(self.vlm.grid(size()).boxes, size())
+        return Where(self.vlm, size)
 
     def captions(
         self,
@@ -192,8 +221,10 @@ class Applier:
             pictures = [picture for picture, _ in part]
             covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture in pictures]  # type: ignore[misc]
             rows = [(picture, prepared[plan], own) for (picture, plan), own in zip(part, covers, strict=True)]
-            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, edited_once(seen.q, rows)):
-                said += self.vlm.answer(seen.rows(pictures), max_new_tokens)
+            inputs = seen.rows(pictures)
+            once = edited_once(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
+            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, once):
+                said += self.vlm.answer(inputs, max_new_tokens)
         found, at = [], 0
         for own in plans:
             found.append(said[at : at + len(own)])

@@ -50,6 +50,8 @@ def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
 
     if options["quiet"] or not sys.stderr.isatty():
         commands.hide_loading_bars()
+    if not options["quiet"]:
+        commands.show_log()
     atlas = build(spec, settings=settings, **options)
     if int(os.environ.get("RANK", "0")) == 0:
         click.echo(atlas.folder)

@@ -177,6 +177,17 @@ def run(
         click.echo(report, err=True)
 
 
+def show_log() -> None:
+    """Lets the library's log appear, a note a line."""
+    import logging
+
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("elude-steer: note: %(message)s"))
+    log = logging.getLogger("elude_steer")
+    log.setLevel(logging.INFO)
+    log.handlers = [shown]
+
+
 def hide_loading_bars() -> None:
     """Keeps transformers' bars, and what it tells developers, off the terminal."""
     from transformers.utils import logging

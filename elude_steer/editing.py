@@ -19,7 +19,7 @@ from elude_steer.regions import Region
 from elude_steer.splitting import SubUnits, layer_parameters
 from elude_steer.streams import on
 
-Covers = Callable[[Region], np.ndarray]
+Covers = Callable[[Region], np.ndarray]  # one with a `shape` tells rows and columns of the picture's patches too
 Known = dict[tuple[Any, ...], torch.Tensor]  # of one picture: activations by sub-units, and where they are strongest
 
 
@@ -47,12 +47,12 @@ class Part:
             return now if known is None else known.setdefault(key, now)
         return known[key]
 
-    def chosen(self, activations: torch.Tensor, known: Known | None = None) -> torch.Tensor:
-        """On which patches each sub-unit is changed, `(tiles, patches, m)` bool."""
+    def chosen(self, activations: torch.Tensor, known: Known | None = None, before: int = 0) -> torch.Tensor:
+        """On which tokens each sub-unit is changed, `(tiles, tokens, m)` bool; what stands before patches is none."""
         nu, per = self.concept.settings.nu, self.concept.settings.per
         key = (nu, per, *(edit.sub_unit for edit in self.concept.edits))
         if known is None or key not in known:
-            mask = strongest_mask(activations, nu, per)
+            mask = F.pad(strongest_mask(activations[:, before:], nu, per), (0, 0, before, 0))
             return mask if known is None else known.setdefault(key, mask)
         return known[key]
 
@@ -99,7 +99,8 @@ class Prepared:
         plan: what should happen.
         parts: the words' sub-units.
         d_out: units of the layer.
-        shape: rows and columns of a tile's patches; tokens before them (CLS) are in no region. None: a single row.
+        shape: rows and columns of a tile's patches; tokens before them (CLS) are in no region. None: as what covers
+            a picture's patches says, or a single row.
         surroundings: gives all sub-units, where the plan needs them.
     """
 
@@ -139,8 +140,7 @@ class Prepared:
 
         What the user marked; else where the minus words fire, or for a minus word where it fires itself.
         """
-        rows, columns = self._shape(q)
-        before = q.shape[1] - rows * columns
+        rows, columns, before = self._shape(q, covers)
         marked = self._marked(part.concept)
         if marked:
             if covers is None:
@@ -165,11 +165,12 @@ class Prepared:
             return [own] if own is not None else []
         return [c.where for c in self.plan.concepts if c.role == "minus" and c.where is not None]
 
-    def _shape(self, q: torch.Tensor) -> tuple[int, int]:
-        rows, columns = self.shape or (1, q.shape[1])
+    def _shape(self, q: torch.Tensor, covers: Covers | None) -> tuple[int, int, int]:
+        """Rows and columns of the patches, and how many tokens stand before them."""
+        rows, columns = self.shape or getattr(covers, "shape", None) or (1, q.shape[1])
         if rows * columns > q.shape[1]:
             raise ModelError(f"the layer saw {q.shape[1]} tokens a tile, fewer than its {rows} x {columns} patches.")
-        return rows, columns
+        return rows, columns, q.shape[1] - rows * columns
 
     def change(self, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None) -> torch.Tensor:
         """What is added to the layer's output, `(tiles, tokens, d_out)` float32.
@@ -190,7 +191,7 @@ class Prepared:
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
-                    moved = moved * part.chosen(now, known)
+                    moved = moved * part.chosen(now, known, self._shape(q, covers)[2])
             part.rows.add(total, moved)
         self._fill(total, q, covers, known)
         return _finite(total)
@@ -204,9 +205,8 @@ class Prepared:
         for part in self.parts:
             if part.concept.sets:
                 taken |= self.region(part, q, covers, known)
-        rows, columns = self._shape(q)
         outside = ~torch.stack([taken, *(region for _, region in filling)]).any(0)
-        outside[:, : q.shape[1] - rows * columns] = False
+        outside[:, : self._shape(q, covers)[2]] = False
         for part, region in filling:
             self._fill_one(total, part, q, region & ~taken, outside)
             taken |= region
@@ -236,8 +236,7 @@ class Prepared:
 
     def maps(self, q: torch.Tensor, covers: Covers | None = None) -> dict[str, tuple[Any, Any]]:
         """For every word how strongly it fires, and which share of its sub-units changes, `(tiles, patches)` each."""
-        rows, columns = self._shape(q)
-        before = q.shape[1] - rows * columns
+        before = self._shape(q, covers)[2]
         found: dict[str, tuple[Any, Any]] = {}
         for part in self.parts:
             now = part.activations(q)
@@ -245,7 +244,7 @@ class Prepared:
             if part.concept.sets:
                 touched = self.region(part, q, covers).float()
             else:
-                touched = part.chosen(now).float().mean(-1)
+                touched = part.chosen(now, None, before).float().mean(-1)
                 if self.plan.fills(part.concept):
                     touched = touched.maximum(self.region(part, q, covers).float())
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
@@ -280,6 +279,7 @@ def edited(
     prepared: Sequence[Prepared | None],
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     covers: Sequence[Covers | None],
+    join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
 ) -> Callable[..., torch.Tensor]:
     """What stands for the layer's forward: its output as it is, plus the change of each picture's plan.
 
@@ -288,6 +288,7 @@ def edited(
         prepared: one for each picture of the batch, None for no plan; a single one is for all pictures.
         split: the layer's input by picture, `(tiles, patches, d_in)` each.
         covers: for each picture, which of its patches a region covers.
+        join: pictures again as the layer has them, the other way round from `split`.
     """
     active = [one if one is not None and one.plan.changes else None for one in prepared]
     alone = active[0] if len(active) == 1 else None
@@ -309,19 +310,22 @@ def edited(
             for q, one, covering in zip(pictures, plans, where, strict=True)
         ]
         # Checked in the model's own type too: half precision ends where full precision is still far from its end.
-        return _finite(out + torch.cat([change.reshape(-1, *out.shape[1:]) for change in changes]).to(out.dtype))
+        return _finite(out + join(changes).reshape(out.shape).to(out.dtype))
 
     return compute
 
 
 def edited_once(
-    pictures: Sequence[torch.Tensor], rows: Sequence[tuple[int, Prepared | None, Covers | None]]
+    pictures: Sequence[torch.Tensor],
+    rows: Sequence[tuple[int, Prepared | None, Covers | None]],
+    join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
 ) -> Callable[..., torch.Tensor]:
     """The same where the layer's inputs are known before: pictures that come again, under other plans, are shared.
 
     Args:
         pictures: the target's inputs, `(tiles, patches, d_in)` each.
         rows: for each row of the batch which picture it is, its plan, and what covers its patches.
+        join: pictures one after the other as the layer has them.
     """
 
     def compute(original: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -333,6 +337,6 @@ def edited_once(
             if prepared is not None and prepared.plan.changes:
                 out = _finite(out + prepared.change(q, covers, known).to(out.dtype))
             found.append(out)
-        return torch.cat(found).reshape(*x.shape[:-1], -1)
+        return join(found).reshape(*x.shape[:-1], -1)
 
     return compute

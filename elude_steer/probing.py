@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -51,6 +51,18 @@ def shards(images: ImageSet, plan: TokenPlan, every: int = 1) -> Iterator[tuple[
     while batches := [b for _ in range(plan.batches_per_shard) if (b := list(islice(items, plan.batch_size)))]:
         yield number, batches
         number += 1
+
+
+class Counted:
+    """An iterable that remembers how many pieces it gave."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self.pieces, self.seen = pieces, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece in self.pieces:
+            self.seen += 1
+            yield piece
 
 
 def shard_path(folder: Path, number: int) -> Path:

@@ -24,21 +24,30 @@ class Looked:
         q: the target layer's inputs, `(tiles, patches, d_in)` a picture.
         kept: what the parts of the tower gave that ran before the target, for each a list with an entry a picture.
         sizes: width and height of each picture.
+        counts: how many rows the tower was given for each picture.
     """
 
     inputs: Mapping[str, Any]
     q: tuple[torch.Tensor, ...]
     kept: Mapping[nn.Module, Sequence[Any]]
     sizes: tuple[tuple[int, int], ...]
+    counts: tuple[int, ...]
 
     def rows(self, pictures: Sequence[int]) -> dict[str, Any]:
         """The model's inputs for these pictures, in this order, a picture as often as it is named."""
-        at = torch.as_tensor(pictures)
-        count = len(self.q)
-        return {
-            name: value[at.to(value.device)] if isinstance(value, torch.Tensor) and len(value) == count else value
-            for name, value in self.inputs.items()
-        }
+        at, count = torch.as_tensor(pictures), len(self.q)
+
+        def taken(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if len(value) == count:
+                return value[at.to(value.device)]
+            if len(value) != sum(self.counts):
+                return value
+            parts = value.split(self.counts)  # tiles or patches of all pictures, one after the other
+            return torch.cat([parts[i] for i in pictures])
+
+        return {name: taken(value) for name, value in self.inputs.items()}
 
 
 @torch.inference_mode()
@@ -56,14 +65,15 @@ def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
             stack.enter_context(replaced(module, partial(keep, own)))
         recorded = stack.enter_context(record(vlm.layer))
         vlm.model(**inputs)
-    count, tiles = len(images), len(recorded.input)
+    counts = vlm.layout.counts(inputs, len(images))
     kept = {
         module: parts
         for module, own in gave.items()
-        if len(own) == 1 and (parts := _by_picture(vlm, own[0], inputs, count, tiles)) is not None
+        if len(own) == 1 and (parts := _by_picture(own[0], counts, recorded.input)) is not None
     }
-    q = vlm.split_by_image(recorded.input, inputs, count)
-    return Looked(inputs, tuple(q), kept, tuple((image.width, image.height) for image in images))
+    q = vlm.split_by_image(recorded.input, inputs, len(images))
+    sizes = tuple((image.width, image.height) for image in images)
+    return Looked(inputs, tuple(q), kept, sizes, tuple(counts))
 
 
 @contextmanager
@@ -86,13 +96,14 @@ def resumed(vlm: Vlm, looked: Looked, pictures: Sequence[int]) -> Iterator[None]
         yield
 
 
-def _by_picture(vlm: Vlm, gave: Any, inputs: Any, count: int, tiles: int) -> list[Any] | None:
-    """What a module gave, an entry a picture; None where it is anything but tensors with a row a tile."""
+def _by_picture(gave: Any, counts: list[int], seen: torch.Tensor) -> list[Any] | None:
+    """What a module gave, an entry a picture; None where it is anything but tensors with a row as the target's."""
     if isinstance(gave, torch.Tensor):
-        return list(vlm.split_by_image(gave, inputs, count)) if gave.dim() > 2 and len(gave) == tiles else None
+        fits = gave.dim() >= seen.dim() and len(gave) == len(seen) == sum(counts)
+        return list(gave.split(counts)) if fits else None
     if not isinstance(gave, tuple):
         return None
-    parts = [[None] * count if one is None else _by_picture(vlm, one, inputs, count, tiles) for one in gave]
+    parts = [[None] * len(counts) if one is None else _by_picture(one, counts, seen) for one in gave]
     return None if any(part is None for part in parts) else list(zip(*parts, strict=True))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,7 @@ from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.images import ImageSet
 from elude_steer.keys import key_of, versions
 from elude_steer.looks import Looks
+from elude_steer.meters import forget_peak, peak_megabytes
 from elude_steer.recipe import AtlasSpec
 from elude_steer.splitting import layer_parameters, split_unit, sub_unit_parameters
 from elude_steer.storage import (
@@ -40,6 +43,7 @@ from elude_steer.storage import (
 from elude_steer.towers import Tower
 from elude_steer.workers import Team
 
+_LOG = logging.getLogger(__name__)
 # Units that share one pass over the store; fixed, because another shape of product may round differently.
 _UNITS = 32
 
@@ -150,7 +154,7 @@ class Build:
                         self.tower, batches, plan, folder, number, look=look, stopped=stopped, step=bar.update
                     )
 
-                count = _Counted(probing.shards(self.images, plan))
+                count = probing.Counted(probing.shards(self.images, plan))
                 self.crew.each(count, work)
             if self.crew.rank == 0:
                 write_file(counted, lambda file: file.write(json.dumps(count.seen).encode()))
@@ -303,11 +307,19 @@ class Build:
 
             self.crew.each(pieces, one)
 
-    def bar(self, label: str, total: int | None, unit: str) -> Any:
-        """A bar for this process's share of the work."""
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: str) -> Iterator[Any]:
+        """A bar for this process's share of the work; the time it took goes to the log."""
         share = None if total is None else -(-total // self.crew.world)
         hidden = True if self.quiet or self.crew.rank else None  # None: hidden where there is no terminal
-        return tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True)
+        cuda, start = self.tower.device.type == "cuda", time.perf_counter()
+        forget_peak(cuda)
+        with tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True) as shown:
+            yield shown
+        if self.crew.rank == 0:
+            peak = peak_megabytes(cuda)
+            memory = "" if peak is None else f", {peak / 1000:.2f} GB"
+            _LOG.info("%s: %.1f s%s", label, time.perf_counter() - start, memory)
 
     def stage_folder(self, stage: str, key: str) -> Path:
         """Where a stage keeps what it has done."""
@@ -323,18 +335,6 @@ def _references(kind: str, joined: Mapping[str, torch.Tensor], places: np.ndarra
     images = np.searchsorted(used, at["image"])
     numbers = [torch.from_numpy(array.astype(np.int32)) for array in (images, at["tile"], at["token"])]
     return References(joined[f"{kind}.activation"], joined[f"{kind}.values"], *numbers)
-
-
-class _Counted:
-    """An iterable that remembers how many pieces it gave."""
-
-    def __init__(self, pieces: Iterable[Any]) -> None:
-        self.pieces, self.seen = pieces, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for piece in self.pieces:
-            self.seen += 1
-            yield piece
 
 
 def warn(message: str) -> None:

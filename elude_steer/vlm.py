@@ -1,24 +1,28 @@
-"""A vision-language model: its tower and target layer, where each patch lies in the picture, greedy captions."""
+"""A vision-language model: its tower and target layer, how its pictures become patches, greedy captions."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import nn
 
 from elude_steer.errors import ModelError, SpecError
-from elude_steer.hooks import find_layer
+from elude_steer.hooks import find_layer, record
+from elude_steer.layouts import Canvases, Layout, PatchGrid, confirmed, layout_of
 from elude_steer.storage import resolve_id
 from elude_steer.towers import Tower, as_dtype, explained, pil_backend, refuse_partial_load, vision_part
 
 PROMPT = "Describe this image in one sentence."
+__all__ = ["PROMPT", "PatchGrid", "Vlm", "telling"]
 _told: ContextVar[Callable[[int], object] | None] = ContextVar("told", default=None)
 
 
@@ -37,33 +41,18 @@ def telling(step: Callable[[int], object]) -> Iterator[None]:
         _told.reset(before)
 
 
-@dataclass(frozen=True)
-class PatchGrid:
-    """Where the patches of one picture lie.
-
-    Attributes:
-        boxes: `(tiles, patches, 4)` left, top, right, bottom as fractions of the picture; patches over the padding
-            of a tile reach outside 0 to 1. Tile 0 shows the whole picture.
-        shape: rows and columns of patches in a tile.
-    """
-
-    boxes: np.ndarray
-    shape: tuple[int, int]
-
-    @property
-    def tiles(self) -> int:
-        """How many tiles the picture is cut into."""
-        return len(self.boxes)
-
-
 @dataclass(frozen=True, eq=False)
 class Vlm(Tower):
-    """A Hugging Face image-text-to-text model with its processor and one target layer in its vision tower."""
+    """A Hugging Face image-text-to-text model with its processor and one target layer in its vision tower.
+
+    Its parts are found by what they are made of, whatever the model is called; see `layouts` for its patches.
+    """
 
     model: Any
     processor: Any = None
     id: str = ""
     revision: str | None = None
+    tried_layout: Layout | None = None
 
     @classmethod
     def load(
@@ -82,7 +71,8 @@ class Vlm(Tower):
 
         Args:
             model_id: e.g. `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`, or a folder of that shape.
-            layer: end of the target layer's name inside the vision tower; empty: `mlp.fc2` of its last block.
+            layer: end of the target layer's name inside the vision tower; empty: the last layer of the last MLP whose
+                output reaches the language model (`mlp.fc2`, `mlp.down_proj`).
             device: where the model goes; with `device_map`, leave it out.
             dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
             device_map: as in transformers.
@@ -118,8 +108,9 @@ class Vlm(Tower):
     def of(cls, model: Any, processor: Any, *, layer: str = "", id: str = "", revision: str | None = None) -> Vlm:
         """The same from a model and processor that are already loaded."""
         within = vision_part(model)
-        name, module = find_layer(model, layer or _last_fc2(model, within), within=within)
-        return cls(
+        blocks = _blocks(model, within)
+        name, module = find_layer(model, layer or _last_target(model, blocks), within=within)
+        vlm = cls(
             model,
             name,
             module,
@@ -130,6 +121,8 @@ class Vlm(Tower):
             id=id,
             revision=revision,
         )
+        layout = _tried(vlm, blocks)
+        return replace(vlm, skip_tokens=tuple(range(layout.before)), tried_layout=layout)
 
     def inputs(self, images: Sequence[Any], prompt: str = PROMPT) -> Mapping[str, Any]:
         """What the model is called with for these pictures: one prompt each, left-padded, on its device."""
@@ -166,44 +159,48 @@ class Vlm(Tower):
         new = tokens[:, asked:]
         return [text.strip() for text in self.processor.tokenizer.batch_decode(new, skip_special_tokens=True)]
 
+    @cached_property
+    def layout(self) -> Layout:
+        """How pictures become tiles and patches."""
+        return self.tried_layout or layout_of(self.model.config, self._shown)
+
     @property
-    def patch_shape(self) -> tuple[int, int]:
-        """Rows and columns of patches in a tile."""
-        vision = self.model.config.vision_config
-        side = vision.image_size // vision.patch_size  # a remainder at the right and lower edge is never seen
-        return side, side
+    def patch_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of patches in a tile; None where they are others for every picture."""
+        return self.layout.shape
 
     def grid(self, size: tuple[int, int]) -> PatchGrid:
         """Where the patches of a picture of this `(width, height)` lie, tile by tile."""
-        vision = self.model.config.vision_config
-        side, patch = vision.image_size, vision.patch_size
-        rows = self.patch_shape[0]
-        if _pinpoints(self.model) is None:
-            areas = [_whole_picture(self.processor.image_processor, size, side)]
-        else:
-            areas = [(0.0, 0.0, 1.0, 1.0), *_tile_areas(size, _pinpoints(self.model), side)]
-        steps = np.arange(rows + 1) * patch / side
-        boxes = [_patch_boxes(area, steps) for area in areas]
-        return PatchGrid(np.stack(boxes), (rows, rows))
+        return self.layout.grid(size)
 
     def tile_counts(self, inputs: Mapping[str, Any]) -> list[int] | None:
         """How many tiles each picture of prepared `inputs` has, or None where the model does not cut pictures."""
-        pinpoints = _pinpoints(self.model)
-        if pinpoints is None:
-            return None
-        side = self.model.config.vision_config.image_size
-        sizes = [tuple(size) for size in inputs["image_sizes"].tolist()]
-        return [1 + _tile_rows_columns((w, h), pinpoints, side)[2] for h, w in sizes]
+        return self.layout.counts(inputs, len(inputs["image_sizes"])) if isinstance(self.layout, Canvases) else None
 
     def split_by_image(self, q: torch.Tensor, inputs: Any, images: int) -> list[torch.Tensor]:
-        """What a layer of the tower saw, a `(tiles, tokens, …)` tensor an image."""
+        """What a layer of the tower saw, a `(tiles, tokens, …)` tensor an image, its patches row by row."""
         counts = self.tile_counts(inputs)
-        if counts is None or sum(counts) != len(q):
+        if isinstance(self.layout, Canvases) and (counts is None or sum(counts) != len(q)):
             return super().split_by_image(q, inputs, images)
-        return list(q.split(counts))
+        return self.layout.split(q, inputs, images)
+
+    def join_images(self, parts: Sequence[torch.Tensor], inputs: Mapping[str, Any]) -> torch.Tensor:
+        """What `split_by_image` gave, or anything of its shape, again one after the other as the tower has it."""
+        return self.layout.join(parts, inputs)
+
+    def _shown(self, image: Any) -> Mapping[str, Any]:
+        if not callable(self.processor):  # no words, no prompt
+            shown: Mapping[str, Any] = self.processor.image_processor(images=[image], return_tensors="pt")
+            return shown
+        return _prepared(self.model, self.processor, [image], PROMPT)
 
 
 def _inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _prepared(model, processor, images, prompt).to(model.device, model.dtype)
+    return found  # of which only the pixels are cast
+
+
+def _prepared(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Any:
     token = str(getattr(processor, "image_token", "<image>"))
     if token in prompt:
         raise SpecError(f"the question holds '{token}', which stands for the picture itself; leave it out.")
@@ -218,11 +215,12 @@ def _inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> M
         padding_side="left",  # generation continues at the right end of every row
         return_tensors="pt",
     )
-    return inputs.to(model.device, model.dtype)  # casts the pixels only
+    inputs.pop("labels", None)  # of an answer that nobody has given
+    return inputs
 
 
 def _load_processor(model_id: str, model_type: str, revision: str | None, trust_remote_code: bool) -> Any:
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, ProcessorMixin
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
 
     options = {"revision": revision or "main", "trust_remote_code": trust_remote_code, **pil_backend()}
@@ -231,64 +229,72 @@ def _load_processor(model_id: str, model_type: str, revision: str | None, trust_
         return AutoProcessor.from_pretrained(model_id, **options)
     # Without torchvision a processor's video half cannot be made, and then neither can the processor.
     full = processor_class_from_name(name)
-    kept = [part for part in full.get_attributes() if "video" not in part]
-    image_only: Any = type(name, (full,), {"get_attributes": classmethod(lambda _cls: kept)})
+    parts = full.get_attributes()
+    kept, missing = [p for p in parts if "video" not in p], {p: None for p in parts if "video" in p}
+
+    def made(cls: Any, args: Any, values: dict[str, Any], **more: Any) -> Any:
+        return full.from_args_and_dict.__func__(cls, args, {**values, **missing}, **more)
+
+    image_only: Any = type(name, (full,), {})
+    image_only.get_attributes = classmethod(lambda _cls: kept)
+    image_only.from_args_and_dict = classmethod(made)
+    image_only.apply_chat_template = ProcessorMixin.apply_chat_template  # others ask the video half for its frames
     return image_only.from_pretrained(model_id, **options)
 
 
-def _last_fc2(model: Any, within: str) -> str:
-    # A number before it: one of the blocks, and not the MLP of a pooling head behind them.
-    names = [name for name, _ in model.get_submodule(within).named_modules() if re.search(r"\.\d+\.mlp\.fc2$", name)]
-    return names[-1] if names else "mlp.fc2"
+def _blocks(model: Any, within: str) -> list[nn.Module]:
+    """The blocks of a tower: the longest list of modules in it."""
+    lists = [list(m) for m in model.get_submodule(within).modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
-def _pinpoints(model: Any) -> list[list[int]] | None:
-    return getattr(model.config, "image_grid_pinpoints", None)
+def _last_target(model: Any, blocks: Sequence[nn.Module]) -> str:
+    """The layer that ends the MLP of the last block whose output the language model gets: it makes wide narrow."""
+    read = getattr(model.config, "vision_feature_layer", None)
+    layers = [read] if isinstance(read, int) else read or [-1]  # of states: 0 is what the first block is given
+    last = max(layer if layer >= 0 else len(blocks) + 1 + layer for layer in layers)
+    for block in reversed(blocks[:last]):
+        inside = [m for m in block.modules() if isinstance(m, nn.Linear) and m.in_features > m.out_features]
+        if inside:
+            return next(name for name, module in model.named_modules() if module is inside[-1])
+    return "mlp.fc2"
 
 
-def _tile_rows_columns(size: tuple[int, int], pinpoints: list[list[int]], side: int) -> tuple[int, int, int]:
-    from transformers.image_processing_utils import select_best_resolution
+def _tried(vlm: Vlm, blocks: Sequence[nn.Module]) -> Layout:
+    """The layout of a model, after two pictures of noise have shown that it holds."""
+    if not blocks:
+        raise ModelError(f"the tower of {type(vlm.model).__name__} has no list of blocks; it is not understood.")
+    if isinstance(vlm.layout, Canvases):
+        return replace(vlm.layout, before=_before(vlm, vlm.layout, blocks[0]))
+    rng, sizes = np.random.default_rng(0), ((90, 60), (40, 70))
+    inputs = vlm.inputs([Image.fromarray(rng.integers(0, 256, (h, w, 3), np.uint8)) for w, h in sizes])
 
-    height, width = select_best_resolution((size[1], size[0]), pinpoints)
-    rows, columns = height // side, width // side
-    return rows, columns, rows * columns
+    def seen(pixels: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(), record(blocks[0]) as first:
+            vlm.model(**{**inputs, "pixel_values": pixels})
+        return first.input
+
+    try:
+        for size in sizes:
+            vlm.grid(size)
+        return confirmed(vlm.layout, inputs, len(sizes), seen)
+    except ModelError as error:
+        raise ModelError(f"{type(vlm.model).__name__} cannot be steered: {error}") from error
 
 
-def _tile_areas(size: tuple[int, int], pinpoints: Any, side: int) -> list[tuple[float, float, float, float]]:
-    """What part of the picture each grid tile shows: the picture is fitted into the canvas and centred on it."""
-    rows, columns, _ = _tile_rows_columns(size, pinpoints, side)
-    width, height = size
-    canvas_w, canvas_h = columns * side, rows * side
-    if canvas_w / width < canvas_h / height:
-        new_w, new_h = canvas_w, min(math.ceil(height * (canvas_w / width)), canvas_h)  # rounded as transformers does
-    else:
-        new_w, new_h = min(math.ceil(width * (canvas_h / height)), canvas_w), canvas_h
-    left, top = (canvas_w - new_w) // 2, (canvas_h - new_h) // 2
-    return [
-        (
-            (c * side - left) / new_w,
-            (r * side - top) / new_h,
-            (c * side + side - left) / new_w,
-            (r * side + side - top) / new_h,
+@torch.inference_mode()
+def _before(vlm: Vlm, layout: Canvases, first: nn.Module) -> int:
+    """How many tokens stand before the patches of a tile: those that no pixel changes."""
+    tower, seen = vlm.model.get_submodule(vlm.within), []
+    for value in (-1.0, 1.0):
+        with record(first) as given:
+            tower(torch.full((1, 3, layout.side, layout.side), value, device=vlm.device, dtype=vlm.model.dtype))
+        seen.append(given.input[0])
+    fixed = (seen[0] == seen[1]).all(-1).tolist()
+    before = fixed.count(True)
+    if before + math.prod(layout.shape or ()) != len(fixed) or not all(fixed[:before]):
+        raise ModelError(
+            f"the tower of {type(vlm.model).__name__} makes {len(fixed)} tokens of {layout.shape} patches; which of "
+            "them is which is not understood."
         )
-        for r in range(rows)
-        for c in range(columns)
-    ]
-
-
-def _whole_picture(processor: Any, size: tuple[int, int], side: int) -> tuple[float, float, float, float]:
-    """What a single tile shows: the stretched picture, or its centre where the processor crops."""
-    if not getattr(processor, "do_center_crop", False):
-        return 0.0, 0.0, 1.0, 1.0
-    shortest = (processor.size or {}).get("shortest_edge") or side
-    scale = shortest / min(size)
-    wide, high = side / (size[0] * scale), side / (size[1] * scale)
-    return 0.5 - wide / 2, 0.5 - high / 2, 0.5 + wide / 2, 0.5 + high / 2
-
-
-def _patch_boxes(area: tuple[float, float, float, float], steps: np.ndarray) -> np.ndarray:
-    x = area[0] + steps * (area[2] - area[0])
-    y = area[1] + steps * (area[3] - area[1])
-    top, left = np.meshgrid(y[:-1], x[:-1], indexing="ij")
-    bottom, right = np.meshgrid(y[1:], x[1:], indexing="ij")
-    return np.stack([left, top, right, bottom], axis=-1).reshape(-1, 4)  # (patches, 4)
+    return before

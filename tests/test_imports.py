@@ -11,12 +11,13 @@ PACKAGE = Path(elude_steer.__file__).parent
 
 # The files in the order of the data: each imports only what stands before it.
 ORDER = [
-    "errors", "backends", "storage", "documents", "recipe", "shipped", "hooks", "towers", "vlm", "images", "probing",
-    "contributions", "sketching", "clusters", "splitting", "dissection", "vocabulary", "scoring", "concepts",
-    "labels", "cards", "manifest", "atlas", "workers", "stages", "streams", "naming", "pipeline", "figures", "regions",
-    "settings", "plans", "editing", "resuming", "applying", "fluency", "edits", "coco", "sweep", "tuning", "results",
-    "steering", "exporting", "saes", "evaluation", "baselines", "comparing", "contest", "running", "report",
-    "specimens", "evaluating", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "serving",
+    "errors", "backends", "keys", "meters", "storage", "documents", "recipe", "shipped", "hooks", "surveying",
+    "layouts", "towers", "vlm", "images", "probing", "looks", "sketching", "clusters", "contributions", "splitting",
+    "dissection", "vocabulary", "scoring", "concepts", "labels", "cards", "manifest", "atlas", "workers", "stages",
+    "streams", "naming", "pipeline", "figures", "regions", "settings", "plans", "editing", "resuming", "applying",
+    "fluency", "edits", "coco", "sweep", "tuning", "results", "steering", "exporting", "saes", "evaluation",
+    "baselines", "entries", "comparing", "contest", "standings", "running", "report", "specimens", "heads",
+    "evaluating", "judging", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "serving",
     "commands", "laboratory", "workshop", "cli",
 ]  # fmt: skip
 

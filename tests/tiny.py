@@ -95,3 +95,191 @@ def save_pictures(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
     return folder
+
+
+# The families: for each a model, its processor and a word for the picture, as they lie on the Hub, only tiny.
+
+FAMILIES = ("llava", "llava_next", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "paligemma", "gemma3", "internvl")
+_TEXT = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 2048, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
+}  # fmt: skip
+_SEEN = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+_TOKENS = ["<start>", "<end>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
+_TOKENS += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
+
+
+def save_family(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """A checkpoint of one of `FAMILIES` with random weights; tiles of 4 x 4 patches of 7 pixels, or packed patches."""
+    model, parts, own = globals()[f"_{family}"]()
+    torch.manual_seed(seed)
+    model = model[0](model[1])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or not parameter.any():  # what starts as zero would hide mistakes
+                parameter.normal_(0, 0.5)
+            elif "language_model" not in name or "embed" in name:
+                parameter.mul_(1 if "norm" in name else 10)
+            elif name.endswith(("q_proj.weight", "v_proj.weight", "o_proj.weight", "down_proj.weight")):
+                parameter.mul_(20)  # or its words would hardly depend on the picture
+    model.save_pretrained(folder)
+    processor, images = parts
+    kept = ["image_processor", "tokenizer"]
+    only = type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda _cls: kept)})
+    if "video_processor" in processor.get_attributes():
+        own = {"video_processor": None, **own}
+    template = TEMPLATE.replace("<image>", own.pop("picture", "<image>"))
+    only(image_processor=images, tokenizer=_tokenizer(), chat_template=template, **own).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *WORDS, *_TOKENS]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {
+        "image_token": "<image>", "video_token": "<video>", "boi_token": "<start>", "eoi_token": "<end>",
+        "start_image_token": "<start>", "end_image_token": "<end>", "context_image_token": "<image>",
+    }  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", bos_token="<|im_start|>", eos_token="<|im_end|>",
+        additional_special_tokens=_TOKENS, extra_special_tokens=named,
+    )  # fmt: skip
+
+
+_VOCABULARY = len(SPECIAL) + len(WORDS) + len(_TOKENS)
+
+
+def _llava():
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_SEEN),
+        text_config=LlamaConfig(vocab_size=_VOCABULARY, **_TEXT), image_token_id=4,
+    )  # fmt: skip
+    images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    own = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return (LlavaForConditionalGeneration, config), (LlavaProcessor, images), own
+
+
+def _llava_next():
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, LlavaNextForConditionalGeneration
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_SEEN),
+        text_config=LlamaConfig(vocab_size=_VOCABULARY, **_TEXT), image_token_id=4, image_grid_pinpoints=pinpoints(28),
+    )  # fmt: skip
+    sizes = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    images = LlavaNextImageProcessorPil(image_grid_pinpoints=pinpoints(28), **sizes)
+    own = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return (LlavaNextForConditionalGeneration, config), (LlavaNextProcessor, images), own
+
+
+def _idefics3():
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    config = Idefics3Config(
+        vision_config={"image_size": 28, "patch_size": 7, **_SEEN}, scale_factor=2, image_token_id=4, pad_token_id=0,
+        text_config={"model_type": "llama", "vocab_size": _VOCABULARY, **_TEXT},
+    )  # fmt: skip
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 84}, max_image_size={"longest_edge": 28})
+    return (Idefics3ForConditionalGeneration, config), (Idefics3Processor, images), {"image_seq_len": 4}
+
+
+def _smolvlm():
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+    from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
+
+    config = SmolVLMConfig(
+        vision_config={"image_size": 28, "patch_size": 7, **_SEEN}, scale_factor=2, image_token_id=4, pad_token_id=0,
+        text_config={"model_type": "llama", "vocab_size": _VOCABULARY, **_TEXT},
+    )  # fmt: skip
+    images = SmolVLMImageProcessorPil(size={"longest_edge": 84}, max_image_size={"longest_edge": 28})
+    return (SmolVLMForConditionalGeneration, config), (SmolVLMProcessor, images), {"image_seq_len": 4}
+
+
+def _qwen2_vl():
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+
+    vision = {"depth": 3, "embed_dim": 16, "hidden_size": 16, "mlp_ratio": 3, "num_heads": 2, "patch_size": 7}
+    return (Qwen2VLForConditionalGeneration, _qwen(Qwen2VLConfig, vision)), (Qwen2VLProcessor, _qwen_images()), {}
+
+
+def _qwen2_5_vl():
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+
+    vision = {
+        "depth": 3, "hidden_size": 16, "out_hidden_size": 16, "intermediate_size": 40, "num_heads": 2, "patch_size": 7,
+        "window_size": 28, "fullatt_block_indexes": [2],
+    }  # fmt: skip
+    model = (Qwen2_5_VLForConditionalGeneration, _qwen(Qwen2_5_VLConfig, vision))
+    return model, (Qwen2_5_VLProcessor, _qwen_images()), {}
+
+
+def _qwen(config, vision):
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    return config(
+        vision_config=vision, text_config={"vocab_size": _VOCABULARY, "rope_parameters": rope, **_TEXT},
+        image_token_id=4, video_token_id=5, vision_start_token_id=30, vision_end_token_id=31,
+    )  # fmt: skip
+
+
+def _qwen_images():
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}, patch_size=7)
+
+
+def _paligemma():
+    from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
+    from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    config = PaliGemmaConfig(
+        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, "projection_dim": 16, **_SEEN},
+        text_config={"model_type": "gemma", "vocab_size": _VOCABULARY + 1152, "head_dim": 8, **_TEXT},
+        image_token_index=4, projection_dim=16, hidden_size=16,
+    )  # fmt: skip  # its processor adds 1152 places to any tokenizer
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 16
+    return (PaliGemmaForConditionalGeneration, config), (PaliGemmaProcessor, images), {}
+
+
+def _gemma3():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    config = Gemma3Config(
+        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, **_SEEN},
+        text_config={"vocab_size": _VOCABULARY, "head_dim": 8, **_TEXT},
+        image_token_id=4, boi_token_index=30, eoi_token_index=31, mm_tokens_per_image=4,
+    )  # fmt: skip
+    images = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
+    own = {"image_seq_length": 4, "picture": "<start>"}
+    return (Gemma3ForConditionalGeneration, config), (Gemma3Processor, images), own
+
+
+def _internvl():
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    config = InternVLConfig(
+        vision_config={"image_size": [28, 28], "patch_size": [7, 7], **_SEEN},
+        text_config={"model_type": "qwen2", "vocab_size": _VOCABULARY, **_TEXT}, image_token_id=4,
+    )  # fmt: skip
+    images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4)
+    return (InternVLForConditionalGeneration, config), (InternVLProcessor, images), {"image_seq_length": 4}

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from elude_steer.meters import forget_peak, peak_megabytes
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,10 @@ def measure(
             own = compiled(call) if compiled is not None else call
             for _ in range(warm_up):
                 own()
-            _forget_peak(cuda)
+            forget_peak(cuda)
             for _ in range(runs if compiled is not None else 1):
                 seconds[name].append(_timed(own, cuda))
-            peaks[name] = _peak(cuda)
+            peaks[name] = peak_megabytes(cuda)
     if compiled is None:
         for _ in range(runs - 1):
             for name, way in ways.items():
@@ -94,24 +93,3 @@ def _timed(call: Callable[[], Any], cuda: bool) -> float:
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _forget_peak(cuda: bool) -> None:
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        return
-    try:
-        _CLEAR.write_text("5")  # Linux: the peak counts anew from now on
-    except OSError:
-        return
-
-
-def _peak(cuda: bool) -> float | None:
-    """Megabytes since the last `_forget_peak`."""
-    if cuda:
-        return torch.cuda.max_memory_allocated() / 1e6
-    try:
-        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6
-    except (OSError, StopIteration):
-        return None

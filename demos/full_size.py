@@ -1,0 +1,153 @@
+"""The whole command line on a model of LLaVA-OneVision 0.5B's size, from the build to the measures.
+
+    python demos/full_size.py FOLDER [--images 16] [--units 32] [--tiny]
+
+Nothing is downloaded. A checkpoint of that size with random weights, tokenizer and processor, a labeller of base size,
+and pictures are written to FOLDER as the Hub has them (5 GB), and everything is done to them that one would do to the
+real ones; captions are words without sense, times and memory are those of the real model. What is done is kept:
+a second run finds it done. `--tiny` has the same parts at a size that runs in a minute.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
+
+from full_model import picture, save_model
+
+WORDS = ("dog", "cat", "ball", "train", "beach", "kitchen", "bird", "boat", "tree", "house", "lamp", "chair", "road",
+         "cloud", "horse", "flower")  # fmt: skip
+
+
+def save_labeller(folder: Path, *, tiny: bool = False) -> Path:
+    """A SigLIP of base size (ViT-B/16, 224 pixels) with random weights, its tokenizer and pre-processing."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, SiglipConfig, SiglipModel, SiglipProcessor
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    if (folder / "config.json").exists():
+        return folder
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    own: dict[str, Any] = size if tiny else {}  # the class's own defaults are the base model
+    vision = {**own, "image_size": 32 if tiny else 224, "patch_size": 16}
+    text = {**own, "vocab_size": 32_000, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": None}
+    torch.manual_seed(1)
+    model = SiglipModel(SiglipConfig(text_config={**text, "eos_token_id": 1}, vision_config=vision))
+    known = ["<unk>", "</s>", *WORDS]
+    vocabulary = {word: n for n, word in enumerate(known)} | {f"word{n}": n for n in range(len(known), 32_000)}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="</s>", unk_token="<unk>", eos_token="</s>", model_max_length=64,
+        model_input_names=["input_ids"],
+    )  # fmt: skip
+    side = vision["image_size"]
+    images = SiglipImageProcessorPil(size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    SiglipProcessor(images, tokenizer).save_pretrained(folder)
+    model.save_pretrained(folder)  # its config is written last of all that we look for
+    return folder
+
+
+def write_recipes(folder: Path, options: argparse.Namespace) -> None:
+    """The spec of the atlas, which is what a user would write, and of the edit that is exported."""
+    side, most = (56, 500) if options.tiny else (384, 10_000)
+    spec = {
+        "name": "full-size",
+        "model": {"id": str(folder / "model"), "layer": f"layers.{3 if options.tiny else 25}.mlp.fc2"},
+        "images": {"source": str(folder / "pictures")},
+        "tokens": {"per_image": "all", "batch_size": 1},
+        "clusters": {"top_k": most, "backend": "fast", "min_cluster_size": most // 100, "units": options.units},
+        "split": {"winner_rule": "gap"},
+        "references": {"instances": 10, "keep": 4},
+        "labels": {"scorer": str(folder / "labeller"), "vocabulary": str(folder / "words.txt"), "top_k": 4},
+        "matcher": {"id": "toyland/matcher"},
+        "steering": {"mode": "scale", "gamma": -15, "alpha": 15, "kappa": 8, "nu": 50},
+    }
+    (folder / "pictures").mkdir(exist_ok=True)
+    for number in range(options.images):
+        path = folder / "pictures" / f"{number:04d}.png"
+        if not path.exists():
+            picture(side, side, seed=number).save(path)
+    (folder / "words.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    (folder / "spec.yaml").write_text(json.dumps(spec, indent=1), encoding="utf-8")  # YAML holds JSON
+    step = {"minus": ["dog"], "settings": {"nu": "all"}}
+    edit = {"name": "edit", "atlas": str(folder / "atlas"), "image": "pictures/0000.png", "steps": [step]}
+    (folder / "edit.yaml").write_text(json.dumps(edit), encoding="utf-8")
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """What a user would type, in order."""
+    atlas, image = str(folder / "atlas"), str(folder / "pictures" / "0000.png")
+    short = ["--max-new-tokens", "8"]
+    return {
+        "build, with names": ["build", str(folder / "spec.yaml"), "--out", atlas, "--work", str(folder / "work")],
+        "match": ["concepts", atlas, "--like", "puppy"],
+        "steer": ["steer", image, "--atlas", atlas, "--minus", "dog", "--plus", "boat", *short],
+        "sweep": ["sweep", image, "--atlas", atlas, "--minus", "dog", "--grid", "gamma=-5,-50", "--grid", "nu=25,all"],
+        "export": ["export", str(folder / "edit.yaml"), str(folder / "exported")],
+        "caption of the exported model": ["caption", image, "--model", str(folder / "exported"), *short],
+        "evaluate": ["evaluate", atlas, "--measures", "faithfulness,monosemanticity,dictionary", "--limit", "2"],
+    }
+
+
+def run(name: str, arguments: list[str], done: Path) -> dict[str, Any]:
+    """One command in a process of its own: seconds, peak memory, what it said; kept for the next run."""
+    path = done / f"{name.partition(',')[0].replace(' ', '-')}.json"
+    if path.exists():
+        return {**json.loads(path.read_text(encoding="utf-8")), "again": True}
+    start = time.perf_counter()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "elude_steer", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, err = child.communicate()
+    seconds = time.perf_counter() - start
+    if child.returncode:
+        raise SystemExit(f"{name} failed:\n{err}")
+    peak = _peak_of_children()
+    found = {"seconds": seconds, "gigabytes": peak, "out": out, "notes": [x for x in err.splitlines() if "note:" in x]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def _peak_of_children() -> float:
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--units", type=int, default=32)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    whole = start = time.perf_counter()
+    save_model(folder / "model", tiny=options.tiny)
+    save_labeller(folder / "labeller", tiny=options.tiny)
+    write_recipes(folder, options)
+    print(f"{'checkpoints and pictures':<32}{time.perf_counter() - start:9.1f} s")
+    for name, arguments in commands(folder).items():
+        found = run(name, arguments, folder / "done")
+        again = "  (done before)" if found.get("again") else ""
+        print(f"{name:<32}{found['seconds']:9.1f} s{found['gigabytes']:8.2f} GB at most so far{again}", flush=True)
+        for line in found["notes"]:
+            print(f"    {line.partition('note: ')[2]}")
+        if name in ("steer", "evaluate", "match"):
+            print("\n".join(f"    {line}" for line in found["out"].splitlines()[:14]))
+    print(f"{'all of it now':<32}{time.perf_counter() - whole:9.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""How much memory a piece of work takes at its peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def forget_peak(cuda: bool) -> None:
+    """From now on the peak counts anew, where the system can do that."""
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        return
+    try:
+        _CLEAR.write_text("5")  # Linux: the peak counts anew from now on
+    except OSError:
+        return
+
+
+def peak_megabytes(cuda: bool) -> float | None:
+    """Megabytes since the last `forget_peak`."""
+    if cuda:
+        return torch.cuda.max_memory_allocated() / 1e6
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024 / 1e6
+    except (OSError, StopIteration):
+        return None
