@@ -4,15 +4,18 @@
 
 Nothing is downloaded. A checkpoint of that size with random weights, tokenizer and processor, a labeller of base size,
 and pictures are written to FOLDER as the Hub has them (5 GB), and everything is done to them that one would do to the
-real ones; captions are words without sense, times and memory are those of the real model. What is done is kept:
-a second run finds it done. `--tiny` has the same parts at a size that runs in a minute.
+real ones; captions are words without sense, times and memory are those of the real model. What is done is kept: a
+second run goes on where the first was, and only shows the rest. `--tiny` has the same parts at a size that runs in a
+minute.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
 from full_model import picture, save_model
+
+from elude_steer.commands import hide_loading_bars
 
 WORDS = ("dog", "cat", "ball", "train", "beach", "kitchen", "bird", "boat", "tree", "house", "lamp", "chair", "road",
          "cloud", "horse", "flower")  # fmt: skip
@@ -37,7 +42,7 @@ def save_labeller(folder: Path, *, tiny: bool = False) -> Path:
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     own: dict[str, Any] = size if tiny else {}  # the class's own defaults are the base model
     vision = {**own, "image_size": 32 if tiny else 224, "patch_size": 16}
-    text = {**own, "vocab_size": 32_000, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": None}
+    text = {**own, "vocab_size": 32_000, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0}
     torch.manual_seed(1)
     model = SiglipModel(SiglipConfig(text_config={**text, "eos_token_id": 1}, vision_config=vision))
     known = ["<unk>", "</s>", *WORDS]
@@ -93,34 +98,27 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "sweep": ["sweep", image, "--atlas", atlas, "--minus", "dog", "--grid", "gamma=-5,-50", "--grid", "nu=25,all"],
         "export": ["export", str(folder / "edit.yaml"), str(folder / "exported")],
         "caption of the exported model": ["caption", image, "--model", str(folder / "exported"), *short],
-        "evaluate": ["evaluate", atlas, "--measures", "faithfulness,monosemanticity,dictionary", "--limit", "2"],
+        "evaluate": ["evaluate", atlas, "--measures", "faithfulness,monosemanticity,dictionary", "--limit", "4"],
     }
 
 
-def run(name: str, arguments: list[str], done: Path) -> dict[str, Any]:
-    """One command in a process of its own: seconds, peak memory, what it said; kept for the next run."""
+def run(name: str, arguments: list[str], done: Path, *, again: bool = False) -> dict[str, Any]:
+    """One command in a process of its own: seconds, its peak memory, what it said; kept, unless it is run `again`."""
     path = done / f"{name.partition(',')[0].replace(' ', '-')}.json"
-    if path.exists():
-        return {**json.loads(path.read_text(encoding="utf-8")), "again": True}
+    if path.exists() and not again:
+        return {**json.loads(path.read_text(encoding="utf-8")), "before": True}
     start = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "elude_steer", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    out, err = child.communicate()
-    seconds = time.perf_counter() - start
-    if child.returncode:
-        raise SystemExit(f"{name} failed:\n{err}")
-    peak = _peak_of_children()
-    found = {"seconds": seconds, "gigabytes": peak, "out": out, "notes": [x for x in err.splitlines() if "note:" in x]}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = subprocess.Popen([sys.executable, "-m", "elude_steer", *arguments], stdout=out, stderr=err)
+        _, status, used = os.wait4(child.pid, 0)  # not on Windows; tells this child's memory, as `resource` does not
+        seconds, texts = time.perf_counter() - start, [file.seek(0) or file.read() for file in (out, err)]
+    if status:
+        raise SystemExit(f"{name} failed:\n{texts[1]}")
+    notes = [line.partition("note: ")[2] for line in texts[1].splitlines() if "note: " in line]
+    found = {"seconds": seconds, "gigabytes": used.ru_maxrss / 2**20, "out": texts[0], "notes": notes}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found), encoding="utf-8")
     return found
-
-
-def _peak_of_children() -> float:
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
 
 
 def main() -> None:
@@ -133,19 +131,20 @@ def main() -> None:
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    hide_loading_bars()
     whole = start = time.perf_counter()
     save_model(folder / "model", tiny=options.tiny)
     save_labeller(folder / "labeller", tiny=options.tiny)
     write_recipes(folder, options)
     print(f"{'checkpoints and pictures':<32}{time.perf_counter() - start:9.1f} s")
+    if not (folder / "done" / "export.json").exists():  # of a run that was interrupted
+        shutil.rmtree(folder / "exported", ignore_errors=True)
     for name, arguments in commands(folder).items():
-        found = run(name, arguments, folder / "done")
-        again = "  (done before)" if found.get("again") else ""
-        print(f"{name:<32}{found['seconds']:9.1f} s{found['gigabytes']:8.2f} GB at most so far{again}", flush=True)
-        for line in found["notes"]:
-            print(f"    {line.partition('note: ')[2]}")
-        if name in ("steer", "evaluate", "match"):
-            print("\n".join(f"    {line}" for line in found["out"].splitlines()[:14]))
+        found = run(name, arguments, folder / "done", again="build" in name)  # a build goes on where it was
+        before = "  (done before)" if found.get("before") else ""
+        print(f"{name:<32}{found['seconds']:9.1f} s{found['gigabytes']:8.2f} GB{before}", flush=True)
+        said = found["out"].splitlines() if name in ("match", "steer", "evaluate") else []
+        print("".join(f"    {line[:110]}\n" for line in [*found["notes"], *said[:12]]), end="", flush=True)
     print(f"{'all of it now':<32}{time.perf_counter() - whole:9.1f} s")
 
 
