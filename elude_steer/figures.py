@@ -1,10 +1,10 @@
-"""Arrays in, pictures out: where a word fires, collages of references."""
+"""Arrays in, pictures out: where a word fires, collages of references, charts."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ _GLOW = np.array(
     [(0.0, 20, 0, 40), (0.35, 150, 20, 90), (0.65, 240, 110, 30), (0.85, 255, 200, 60), (1.0, 255, 250, 220)]
 )
 
+_COLOURS = [(205, 60, 40), (70, 110, 190), (40, 140, 90), (150, 80, 170), (200, 130, 20), (90, 95, 105), (20, 140, 160)]
 _FRAME = (120, 235, 255)
 _FRAMED = 0.25  # each sub-unit has patches of its own, and together they touch nearly all: frame what many touch
 
@@ -132,11 +133,17 @@ def titled(image: Image.Image, title: str) -> Image.Image:
 
 
 def scatter(
-    points: Sequence[tuple[float, float]], *, x: str, y: str, marked: Sequence[int] = (), side: int = 520
+    points: Sequence[tuple[float, float]],
+    *,
+    x: str,
+    y: str,
+    marked: Sequence[int] = (),
+    names: Sequence[str] = (),
+    side: int = 520,
 ) -> Image.Image:
-    """Points between 0 and 1 on both axes, some of them marked."""
+    """Points between 0 and 1 on both axes, some of them marked; with names they bear numbers, told at the right."""
     left, top, inner = 64, 24, side - 96
-    picture = Image.new("RGB", (side, side), "white")
+    picture = Image.new("RGB", (side + (260 if names else 0), side), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
     for tick in range(6):
         at = tick / 5
@@ -153,7 +160,50 @@ def scatter(
     for number in order:
         px, py = left + points[number][0] * inner, top + (1 - points[number][1]) * inner
         radius, colour = (7, (205, 60, 40)) if number in marked else (4, (70, 110, 190))
+        radius = 10 if names else radius
         draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline="white")
+        if names:
+            draw.text((px, py), str(number + 1), fill="white", font=ImageFont.load_default(12), anchor="mm")
+    for number, name in enumerate(names):
+        draw.text((side - 4, top + 22 * number), f"{number + 1}  {name}", fill=(30, 33, 40), font=font, anchor="la")
+    return picture
+
+
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str, size: tuple[int, int] = (760, 460)
+) -> Image.Image:
+    """Lines through positive points on logarithmic axes, a name at the end of each."""
+    left, top, right, bottom = 64, 20, size[0] - 190, size[1] - 56
+    picture = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(13)
+    logs = {name: np.log10(np.asarray(points, float)) for name, points in series.items()}
+    every = np.concatenate(list(logs.values()))
+    low, high = every.min(0), np.maximum(every.max(0), every.min(0) + 0.1)
+    spans = np.array([right - left, top - bottom])
+
+    def at(point: np.ndarray) -> tuple[float, float]:
+        share = (point - low) / (high - low) * spans
+        return left + float(share[0]), bottom + float(share[1])
+
+    for value in sorted({float(points[0]) for own in series.values() for points in own}):
+        across = at(np.array([np.log10(value), low[1]]))[0]
+        draw.line((across, top, across, bottom), fill=(228, 230, 235))
+        draw.text((across, bottom + 6), f"{value:g}", fill=(80, 86, 96), font=font, anchor="ma")
+    for power in range(int(np.ceil(low[1])), int(np.floor(high[1])) + 1):
+        up = at(np.array([low[0], power]))[1]
+        draw.line((left, up, right, up), fill=(228, 230, 235))
+        draw.text((left - 8, up), f"{10.0**power:g}", fill=(80, 86, 96), font=font, anchor="rm")
+    draw.text(((left + right) / 2, size[1] - 28), x, fill=(30, 33, 40), font=font, anchor="ma")
+    draw.text((left - 8, top - 14), y, fill=(30, 33, 40), font=font, anchor="la")
+    heights: list[float] = []
+    for number, (name, points) in enumerate(sorted(logs.items(), key=lambda item: -item[1][-1][1])):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = [at(point) for point in points]
+        draw.line(line, fill=colour, width=2)
+        for px, py in line:
+            draw.ellipse((px - 3, py - 3, px + 3, py + 3), fill=colour)
+        heights.append(max(line[-1][1], heights[-1] + 16 if heights else 0))  # names never cover each other
+        draw.text((right + 10, heights[-1]), name, fill=colour, font=font, anchor="lm")
     return picture
 
 

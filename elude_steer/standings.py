@@ -73,7 +73,7 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
                 )
     points = [(mean(method, "MS-Score") / 100, max(0.0, mean(method, "R2"))) for method in methods]
     marked = [number for number, method in enumerate(methods) if method.startswith("ELUDe")]
-    chart = figures.scatter(points, x="MS-Score", y="R2", marked=marked)
+    chart = figures.scatter(points, x="MS-Score", y="R2", marked=marked, names=methods)
     write_file(out / "toyland-pareto.png", lambda file: chart.save(file, "PNG"))
     lines += ["", "![MS-Score against R2; ELUDe is red](toyland-pareto.png)", ""]
     write_file(out / "toyland.md", lambda file: file.write("\n".join(lines).encode()))

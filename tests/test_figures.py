@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from elude_steer.figures import _FRAME, collage, data_uri, fitted, heatmap, scatter, spread, titled
+from elude_steer.figures import _FRAME, collage, curves, data_uri, fitted, heatmap, scatter, spread, titled
 from elude_steer.vlm import PatchGrid
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
@@ -235,3 +235,22 @@ def test_points_stand_where_their_values_say():
     assert (round(rows.mean()), round(columns.mean())) == (24, 64 + 424)
     assert blue[24 + 424, 64]
     assert blue[24 + 212, 64 + 212]
+
+
+def test_named_points_bear_numbers_and_are_told_beside_the_chart():
+    points = [(0.2, 0.9), (0.7, 0.4)]
+    plain, named = (np.asarray(scatter(points, x="a", y="b", names=n, side=520)) for n in ((), ("one", "another")))
+    assert named.shape[1] > plain.shape[1] and named.shape[0] == plain.shape[0]
+    beside = named[:, 520 - 4 :] < 128
+    assert beside[24:44].any() and beside[46:66].any() and not beside[80:].any()  # a line each
+
+
+def test_curves_rise_where_numbers_do():
+    flat, steep = [(n, 1.0) for n in (1, 2, 4, 8)], [(n, float(n * n)) for n in (1, 2, 4, 8)]
+    picture = np.asarray(curves({"flat": flat, "steep": steep}, x="times", y="seconds")).astype(int)
+    red = (abs(picture - (205, 60, 40)).sum(-1) < 40)[:, :560]  # the higher one is drawn first
+    blue = (abs(picture - (70, 110, 190)).sum(-1) < 40)[:, :560]
+    tops = [np.flatnonzero(red[:, x]).min() for x in (80, 300, 550)]
+    assert tops[0] > tops[1] > tops[2]
+    rows = np.flatnonzero(blue.any(1))
+    assert rows.max() - rows.min() <= 8  # a level line
