@@ -12,6 +12,7 @@ minute.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,14 @@ def run(name: str, arguments: list[str], done: Path, *, again: bool = False) -> 
     if status:
         raise SystemExit(f"{name} failed:\n{texts[1]}")
     notes = [line.partition("note: ")[2] for line in texts[1].splitlines() if "note: " in line]
-    found = {"seconds": seconds, "gigabytes": used.ru_maxrss / 2**20, "out": texts[0], "notes": notes}
+    # A build counts its peak anew for every stage, and what the system tells at the end is that of the last.
+    stages = [float(peak) for note in notes for peak in re.findall(r"s, ([\d.]+) GB$", note)]
+    found = {
+        "seconds": seconds,
+        "gigabytes": max([used.ru_maxrss * 1024 / 1e9, *stages]),
+        "out": texts[0],
+        "notes": notes,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found), encoding="utf-8")
     return found
@@ -127,16 +135,21 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     hide_loading_bars()
-    whole = start = time.perf_counter()
-    save_model(folder / "model", tiny=options.tiny)
-    save_labeller(folder / "labeller", tiny=options.tiny)
-    write_recipes(folder, options)
-    print(f"{'checkpoints and pictures':<32}{time.perf_counter() - start:9.1f} s")
+    if options.prepare:
+        save_model(folder / "model", tiny=options.tiny)
+        save_labeller(folder / "labeller", tiny=options.tiny)
+        write_recipes(folder, options)
+        return
+    whole = time.perf_counter()
+    # In a process of its own: children start with the memory that their parent once had.
+    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--prepare"], check=True)
+    print(f"{'checkpoints and pictures':<32}{time.perf_counter() - whole:9.1f} s", flush=True)
     if not (folder / "done" / "export.json").exists():  # of a run that was interrupted
         shutil.rmtree(folder / "exported", ignore_errors=True)
     for name, arguments in commands(folder).items():

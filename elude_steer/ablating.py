@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elude_steer import backends
 from elude_steer.comparing import kept
 from elude_steer.documents import override
 from elude_steer.errors import SpecError
 from elude_steer.evaluating import evaluate
 from elude_steer.keys import key_of
 from elude_steer.pipeline import build
+from elude_steer.recipe import AtlasSpec
 from elude_steer.shipped import load_spec
 
-# The paper's own questions, for `--vary` without a value.
-PAPERS: Mapping[str, Sequence[str]] = {
-    "split.winner_rule": ("unique", "gap", "winner", "random"),
-    "split.rho_score": ("margin", "ratio"),
-    "clusters.selection": ("leaf", "eom"),
-}
+
+def questions(spec: AtlasSpec) -> dict[str, list[str]]:
+    """What a spec is asked if nobody says: the paper's ablations, sizes at half and double the spec's own."""
+    clusters, samples = spec.clusters, spec.clusters.min_cluster_size
+    asked = {
+        "split.winner_rule": ["unique", "gap", "winner", "random"],
+        "split.rho_score": ["margin", "ratio"],
+        "clusters.selection": ["leaf", "eom"],
+        "clusters.min_cluster_size": [str(max(2, samples // 2)), str(2 * samples)],
+        "clusters.min_samples": ["1", str(max(1, samples // 2))],
+        "clusters.top_k": [str(max(2, clusters.top_k // 2)), str(2 * clusters.top_k)],
+    }
+    if backends.is_installed("umap"):
+        asked["clusters.umap_components"] = ["32"]
+    if isinstance(spec.tokens.per_image, int):
+        asked["tokens.per_image"] = [str(max(1, spec.tokens.per_image // 2)), str(2 * spec.tokens.per_image)]
+    layer = spec.model.layer
+    for block in list(re.finditer(r"(?<=\.)\d+(?=\.)", layer))[-1:]:  # of layers.5.mlp.fc2
+        if int(block[0]) > 0:
+            asked["model.layer"] = [f"{layer[: block.start()]}{int(block[0]) - 1}{layer[block.end() :]}"]
+    return asked
 
 
 def ablate(
     spec: str,
-    vary: Mapping[str, Sequence[str]],
+    vary: Mapping[str, Sequence[str]] | None,
     work: Path,
     *,
     images: Any = None,
@@ -36,7 +54,7 @@ def ablate(
 
     Args:
         spec: a build spec, by path or name.
-        vary: setting -> values, e.g. `{"clusters.min_cluster_size": ["20", "30", "60"]}`.
+        vary: setting -> values, e.g. `{"clusters.min_cluster_size": ["20", "30", "60"]}`; None: see `questions`.
         work: where stages, atlases and rows are kept.
         images: pictures to measure on, of which the spec should not be made; by default the spec's own.
         limit: how many.
@@ -45,7 +63,7 @@ def ablate(
     """
     plain = override(load_spec(spec), settings)
     variants: list[tuple[str, str]] = [("", "")]
-    for name, values in vary.items():
+    for name, values in (vary or questions(plain)).items():
         if not values:
             raise SpecError(f"--vary {name} has no values; write {name}=V,V.")
         variants += [(name, value) for value in values]

@@ -107,7 +107,11 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
 @click.command()
 @click.argument("spec")
 @click.option(
-    "--vary", "varied", multiple=True, metavar="NAME=V,V,…", help="A setting and its values; may be repeated."
+    "--vary",
+    "varied",
+    multiple=True,
+    metavar="NAME=V,V,…",
+    help="A setting and its values; may be repeated [default: the paper's ablations].",
 )
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the spec for every row.")
 @click.option("--work", type=click.Path(path_type=Path), required=True, help="Keeps what is done; a run goes on there.")
@@ -129,7 +133,6 @@ def ablate(
     elude-steer ablate toyland --work work --images toyland:77001 --vary clusters.selection=leaf,eom
     elude-steer ablate toyland --work work --vary tokens.per_image=16,48 --vary clusters.top_k=1000,4000
     """  # noqa: D301
-    from elude_steer.ablating import PAPERS
     from elude_steer.ablating import ablate as build_each
 
     hide_loading_bars()
@@ -138,7 +141,7 @@ def ablate(
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
     told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
-    found = build_each(spec, vary or PAPERS, work, images=images, limit=limit, settings=changes, told=told)
+    found = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, told=told)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from elude_steer import toyland
+from elude_steer.ablating import questions
+from elude_steer.documents import override
 from elude_steer.errors import SpecError
 from elude_steer.evaluating import MEASURES, evaluate
+from elude_steer.shipped import load_spec, recipes_dir
 from tests.markup import Reader
 
 
@@ -82,6 +85,18 @@ def test_the_command_prints_a_table(run, tmp_path):
     code, _, err = run("evaluate", "toyland", "--measures", "speed")
     assert code == 1
     assert "there is no measure 'speed'" in err
+
+
+def test_what_is_asked_of_a_spec_if_nobody_says():
+    asked = questions(load_spec("toyland"))
+    assert asked["clusters.min_cluster_size"] == ["15", "60"]
+    assert asked["clusters.top_k"] == ["2000", "8000"]
+    assert asked["tokens.per_image"] == ["24", "96"]
+    assert asked["model.layer"] == ["layers.4.mlp.fc2"]
+    for path in sorted((recipes_dir() / "atlases").glob("*.yaml")):
+        spec = load_spec(path)
+        for setting, values in questions(spec).items():
+            assert all(override(spec, [f"{setting}={value}"]) for value in values)
 
 
 def test_settings_are_tried_one_at_a_time(run, tmp_path):
