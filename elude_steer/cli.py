@@ -38,7 +38,7 @@ def cli() -> None:
 @click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: 1, or torchrun's].")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of one core a process [default: all cores].")
 @click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="No progress, no times.")
 def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
     """Build the atlas of SPEC, a YAML file or a shipped recipe; run again to go on after an interruption.
 

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -135,6 +136,10 @@ def test_warnings_are_notes_and_nobody_elses_are_shown(run, spec_file, pictures)
 def test_as_a_program_without_a_terminal(spec_file, pictures, tmp_path):
     command = [sys.executable, "-m", "elude_steer", "build", str(spec_file), "--images", str(pictures), "--out"]
     done = subprocess.run([*command, str(tmp_path / "a")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "a"))
+    told = re.fullmatch(r"(elude-steer: note: (\w+): [\d.]+ s, [\d.]+ GB\n)+", done.stderr)  # a line a stage, no bars
+    assert told and all(stage in done.stderr for stage in ("collecting", "ranking", "clustering", "splitting"))
+    done = subprocess.run([*command, str(tmp_path / "a"), "--quiet"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(tmp_path / "a"), "")
 
 
