@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 from full_model import picture, save_model
 
 from elude_steer.commands import hide_loading_bars
+from elude_steer.storage import write_file
 
 WORDS = ("dog", "cat", "ball", "train", "beach", "kitchen", "bird", "boat", "tree", "house", "lamp", "chair", "road",
          "cloud", "horse", "flower")  # fmt: skip
@@ -38,7 +39,7 @@ def save_labeller(folder: Path, *, tiny: bool = False) -> Path:
     from transformers import PreTrainedTokenizerFast, SiglipConfig, SiglipModel, SiglipProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    if (folder / "config.json").exists():
+    if (folder / "processor_config.json").exists():
         return folder
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     own: dict[str, Any] = size if tiny else {}  # the class's own defaults are the base model
@@ -56,8 +57,8 @@ def save_labeller(folder: Path, *, tiny: bool = False) -> Path:
     )  # fmt: skip
     side = vision["image_size"]
     images = SiglipImageProcessorPil(size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    SiglipProcessor(images, tokenizer).save_pretrained(folder)
-    model.save_pretrained(folder)  # its config is written last of all that we look for
+    model.save_pretrained(folder)
+    SiglipProcessor(images, tokenizer).save_pretrained(folder)  # last, for it is what we look for
     return folder
 
 
@@ -124,8 +125,7 @@ def run(name: str, arguments: list[str], done: Path, *, again: bool = False) -> 
         "out": texts[0],
         "notes": notes,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found), encoding="utf-8")
+    write_file(path, lambda file: file.write(json.dumps(found).encode()))
     return found
 
 
@@ -141,6 +141,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     hide_loading_bars()
+    wanted, known = [options.images, options.units, options.tiny], folder / "options.json"
+    if known.exists() and json.loads(known.read_text(encoding="utf-8")) != wanted:
+        parser.error(f"'{folder}' holds a run with other options; give another folder.")
+    write_file(known, lambda file: file.write(json.dumps(wanted).encode()))
     if options.prepare:
         save_model(folder / "model", tiny=options.tiny)
         save_labeller(folder / "labeller", tiny=options.tiny)

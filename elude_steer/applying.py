@@ -186,9 +186,9 @@ class Applier:
         with watched(model, see), replaced(model, generate, "generate"), replaced(self.vlm.layer, compute):
             yield
 
-    def _covers(self, size: Callable[[], tuple[int, int]]) -> Covers:
-        """Which patches of a picture a region covers; its size is asked for only where there is a region."""
-        return Where(self.vlm, size)
+    def covers(self, seen: Looked, picture: int) -> Covers:
+        """Which patches of a picture that was looked at a region covers."""
+        return Where(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
 
     def captions(
         self,
@@ -216,11 +216,10 @@ class Applier:
         wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []
         weights: dict[tuple[int, ...], SubUnits] = {}
-        for part in _parts(wanted, [len(q) for q in seen.q]):
+        for part in _parts(wanted, seen.tiles):
             prepared = {plan: self.prepare(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]
-            covers = [self._covers(lambda i=picture: seen.sizes[i]) for picture in pictures]  # type: ignore[misc]
-            rows = [(picture, prepared[plan], own) for (picture, plan), own in zip(part, covers, strict=True)]
+            rows = [(picture, prepared[plan], self.covers(seen, picture)) for picture, plan in part]
             inputs = seen.rows(pictures)
             once = edited_once(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
             with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, once):

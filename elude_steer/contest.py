@@ -33,6 +33,7 @@ from elude_steer.comparing import (
 from elude_steer.dissection import Dissection
 from elude_steer.edits import toyland_world
 from elude_steer.entries import GRIDS, METHODS, RULES, SETTINGS, SPLITS, SUPERVISED, Size, check_methods, method_of
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
 from elude_steer.images import image_set
@@ -88,15 +89,22 @@ class Comparison:
         return Atlas.load(out)
 
     @contextmanager
-    def _paid(self, method: str, seed: int, run: int = 0, crew: Team | None = None) -> Iterator[None]:
-        """Adds to what making a method's latents has cost, in seconds of a core; a crew works together."""
+    def _paid(
+        self, method: str, seed: int, run: int = 0, crew: Team | None = None, *, resumes: bool = True
+    ) -> Iterator[None]:
+        """Counts what making a method's latents costs, in seconds of a core; a crew works together.
+
+        The costs of what `resumes` after an interruption add up; the rest is done again as a whole.
+        """
         path = self._cost(method, seed, run)
         start = time.process_time()
-        yield
-        if crew is None or crew.rank == 0:
-            spent = (time.process_time() - start) * (1 if crew is None else crew.world)
-            spent += json.loads(path.read_text()) if path.exists() else 0
-            write_file(path, lambda file: file.write(json.dumps(spent).encode()))
+        try:
+            yield
+        finally:
+            if crew is None or crew.rank == 0:
+                spent = (time.process_time() - start) * (1 if crew is None else crew.world)
+                spent += json.loads(path.read_text()) if resumes and path.exists() else 0
+                write_file(path, lambda file: file.write(json.dumps(spent).encode()))
 
     def _cost(self, method: str, seed: int, run: int = 0) -> Path:
         return self.work / "costs" / f"{METHODS.index(method):02d}-{seed}-{run}.json"
@@ -152,13 +160,13 @@ class Comparison:
         atlas, chance = self.atlas("gap", seed), seed + 1000 * run
         if method in SPLITS:
             split: Any = SPLITS[method]
-            with self._paid(method, seed, run):
+            with self._paid(method, seed, run, resumes=False):
                 return baselines.split_otherwise(split, layer, self.store(seed), atlas, seed=chance)
         if method in SUPERVISED:
             seen = self.naming
             rows = [(q, seen.shown[at]) for q, at in zip(seen.inputs(), seen.pictures(), strict=True)]
             known = [word for word in (*toyland.OBJECTS, *toyland.PLACES) if word in self._scorer[1]]
-            with self._paid(method, seed, run):
+            with self._paid(method, seed, run, resumes=False):
                 return baselines.difference_of_means(layer, rows, known)
         kind = next(kind for kind in KINDS if method_of(kind) == method)
         return baselines.of_sae(self.sae(kind, seed, len(atlas), run), layer)
@@ -172,7 +180,7 @@ class Comparison:
         given, wanted = self._tokens(kind, seed)
         path = self.work / f"sae-{kind}-{seed}-{run}.safetensors"
         if not path.exists():
-            with self._paid(method_of(kind), seed, run):
+            with self._paid(method_of(kind), seed, run, resumes=False):
                 write_tensors(path, train_sae(spec, given, wanted).state_dict())
         sae = Sae(spec, given, given if wanted is None else wanted)
         sae.load_state_dict(read_tensors(path))
@@ -197,9 +205,8 @@ class Comparison:
 
         return replace(spec, **kept(self.work / f"trials-{spec.kind}.json", tried)["best"])
 
-    def lexicon(self, method: str, seed: int) -> Lexicon:
+    def lexicon(self, method: str, seed: int, dictionary: Dictionary) -> Lexicon:
         """A method's dictionary with names."""
-        dictionary = self.dictionary(method, seed)
         if method.startswith("ELUDe"):  # its atlas has been named by the same dissection of the same pictures
             atlas = self.atlas(method.partition("(")[2].rstrip(")"), seed)
             levels = Levels(atlas.references.activation)
@@ -215,8 +222,9 @@ class Comparison:
         if path.exists():
             return dict(json.loads(path.read_text(encoding="utf-8")))
         self.told(f"{method}, seed {seed}")
+        dictionary = self.dictionary(method, seed)
         start = time.process_time()
-        lexicon = self.lexicon(method, seed)
+        lexicon = self.lexicon(method, seed, dictionary)
         named = time.process_time() - start
 
         def found() -> dict[str, Any]:
@@ -237,12 +245,20 @@ class Comparison:
     def run(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
         """All of it, a row a method and seed; every process of a team comes here, and does its share."""
         rows = [(method, seed) for method in check_methods(methods) for seed in self.size.seeds]
+        self._check_work()
         with team(None, 1) as crew:
             self._prepare(crew, methods)
             crew.each(rows, lambda row: _do(self.result(*row)))
             for method in methods:
                 self._again(method, crew)
         return [self.result(*row) for row in rows]
+
+    def _check_work(self) -> None:
+        """Refuses a folder that holds a comparison of another size, whose files have the same names."""
+        path, own = self.work / "size.json", json.dumps({**asdict(self.size), "methods": METHODS}, indent=1)
+        if path.exists() and path.read_text(encoding="utf-8") != own:
+            raise SpecError(f"'{self.work}' holds a comparison of another size; give another folder: --work FOLDER.")
+        write_file(path, lambda file: file.write(own.encode()))
 
     def _prepare(self, crew: Team, methods: Sequence[str]) -> None:
         """What all rows need: atlases and tokens, which processes make together, then the rest, one piece each."""
@@ -260,11 +276,12 @@ class Comparison:
     def _again(self, method: str, crew: Team) -> None:
         """Further runs of a method on the tokens of the first seed, as vectors."""
         seed = self.size.seeds[0]
-        runs = [run for run in range(1, self.size.runs) if not self._vectors(method, seed, run).exists()]
+        runs = range(1, self.size.runs)
 
         def vectors(run: int) -> None:
-            self.told(f"{method}, run {run + 1}")
-            write_tensors(self._vectors(method, seed, run), _atoms(self.dictionary(method, seed, run)))
+            if not (path := self._vectors(method, seed, run)).exists():
+                self.told(f"{method}, run {run + 1}")
+                write_tensors(path, _atoms(self.dictionary(method, seed, run)))
 
         if method.startswith("ELUDe"):
             for run in runs:

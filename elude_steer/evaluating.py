@@ -22,7 +22,7 @@ from elude_steer.evaluation.faithfulness import R2, caption_agreement
 from elude_steer.evaluation.monosemanticity import Peaks, mean_percent
 from elude_steer.heads import head_accuracy
 from elude_steer.hooks import swap_module
-from elude_steer.images import image_set
+from elude_steer.images import ImageSet, image_set
 from elude_steer.pipeline import load_tower
 from elude_steer.probing import read_item
 from elude_steer.recipe import ModelSpec
@@ -129,7 +129,8 @@ def evaluate(
         if name == "faithfulness":
             rows += _faithfulness(loaded, tower, seen)
             if head is not None:
-                kept, plain = head_accuracy(head, loaded, read, device=device)
+                names = [item.id for item in source_of(loaded, images, limit).items()]
+                kept, plain = head_accuracy(head, loaded, read, names, device=device)
                 rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
         elif name == "monosemanticity":
             scores = {kind: peaks.scores() for kind, peaks in peaks_of(loaded, tower, seen).items()}
@@ -152,13 +153,21 @@ def tower_of(atlas: Atlas, model: str | None = None, device: str | None = None) 
 
 
 def pictures_of(atlas: Atlas, images: Any, limit: int) -> list[tuple[str, Any]]:
-    """The first pictures of a source, by default the one of the atlas's recipe, each with its name."""
+    """So many pictures of a source, by default the one of the atlas's recipe, each with its name."""
+    found = source_of(atlas, images, limit)
+    every = max(1, (found.length or 0) // limit)
+    items = islice(found.items(), 0, every * limit, every)
+    return [(item.id, got[0]) for item in items if (got := read_item(item, {})) is not None]
+
+
+def source_of(atlas: Atlas, images: Any, limit: int) -> ImageSet:
+    """Where pictures are taken from: of files all, so that they can be spread over all folders; of others the first."""
     known = atlas.about["spec"]["images"]
     source = known["source"] if images is None else images
     if source is None:
         raise SpecError("the atlas does not say which pictures it was made from; give some: --images FOLDER.")
-    found = image_set(source, split=known["split"], column=known["column"], limit=limit)
-    return [(item.id, got[0]) for item in islice(found.items(), limit) if (got := read_item(item, {})) is not None]
+    files = isinstance(source, str | Path) and Path(source).exists()
+    return image_set(source, split=known["split"], column=known["column"], limit=None if files else limit)
 
 
 def layer_inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -44,7 +44,7 @@ def likelihoods(
         return []
     seen = look(vlm, images, prompt) if looked is None else looked
     rows = list(dict.fromkeys((picture, text) for picture, own in enumerate(texts) for text in own))
-    most = max(1, BATCH // max(len(q) for q in seen.q))
+    most = max(1, BATCH // max(seen.tiles))
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(rows), most):
         part = rows[start : start + most]

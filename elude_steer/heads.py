@@ -22,6 +22,7 @@ def head_accuracy(
     model_id: str,
     atlas: Atlas,
     pictures: Sequence[tuple[str, Any]],
+    names: Sequence[str],
     *,
     device: str | None = None,
     size: int = 16,
@@ -32,6 +33,7 @@ def head_accuracy(
         model_id: an image classifier of transformers on the atlas's backbone, such as DINOv2 with its linear head.
         atlas: says what the layer is split into.
         pictures: names, of which the folder is the class, and pictures.
+        names: of all pictures there are, which tell what folders there are.
         device: where it runs.
         size: pictures that are looked at together.
     """
@@ -47,7 +49,7 @@ def head_accuracy(
     model = model.eval().to(device or "cpu")
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
-    classes = _classes([name for name, _ in pictures], model.config.id2label)
+    classes = _classes([name for name, _ in pictures], names, model.config.id2label)
 
     def logits(batch: Sequence[Any]) -> torch.Tensor:
         pixels = processor(images=list(batch), return_tensors="pt")["pixel_values"]
@@ -64,7 +66,7 @@ def head_accuracy(
     return found[0], found[1]
 
 
-def _classes(names: Sequence[str], known: Mapping[int, str]) -> list[int]:
+def _classes(names: Sequence[str], every: Sequence[str], known: Mapping[int, str]) -> list[int]:
     """A picture's class from its folder: the class's name, one of several between commas, or its number.
 
     Folders that are none of these, such as ImageNet's, stand for the classes in their order where they are as many.
@@ -74,12 +76,12 @@ def _classes(names: Sequence[str], known: Mapping[int, str]) -> list[int]:
     numbers |= {str(number): number for number in known}
     if all(folder.lower() in numbers for folder in folders):
         return [numbers[folder.lower()] for folder in folders]
-    there = sorted(set(folders))
+    there = sorted({PurePosixPath(name).parent.name for name in every})
     if len(there) != len(known):
         unknown = next(folder for folder in folders if folder.lower() not in numbers)
         raise SpecError(
             f"the classifier knows no class '{unknown}'; put pictures into folders named after its {len(known)} "
-            f"classes ('{known[min(known)]}', …)."
+            f"classes ('{known[min(known)]}', …), or into as many folders in their order, not {len(there)}."
         )
     order = {folder: number for number, folder in enumerate(there)}
     return [order[folder] for folder in folders]

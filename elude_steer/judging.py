@@ -83,9 +83,11 @@ def judge_atlases(
     """
     if not judges:
         raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
+    if not atlases or len(set(atlases)) < len(atlases):
+        raise SpecError(f"judges compare atlases, each named once, not {', '.join(atlases) or 'none'}.")
     loaded = [Atlas.load(name) for name in atlases]
     names = [atlas.name for atlas in loaded]
-    if len(set(names)) < len(names) or not names:
+    if len(set(names)) < len(names):
         names = [str(name) for name in atlases]
     pictures = [picture for _, picture in pictures_of(loaded[0], images, limit)]
     methods: dict[str, torch.Tensor] = {}

@@ -278,11 +278,12 @@ def confirmed(
     for _ in range(2):
         picked = [rng.random((n, patches)) < 0.5 for n, patches in zip(tiles, shapes, strict=True)]
         trials.append((picked, (seen(layout.moved(inputs, picked)) != start).any(-1, keepdim=True)))
-    for one in layout.others():
-        one = replace(one, before=before)
-        if before >= 0 and all(_agree(one.split(got, inputs, images), picked, before) for picked, got in trials):
-            return one
-    raise ModelError("the tower mixes or reorders patches before its first block in a way that is not understood.")
+    tried = [replace(one, before=before) for one in layout.others() if before >= 0]
+    fitting = [one for one in tried if all(_agree(one.split(got, inputs, images), own, before) for own, got in trials)]
+    if len(fitting) != 1:
+        how = "takes patches in an order" if fitting else "mixes or reorders patches before its first block in a way"
+        raise ModelError(f"the tower {how} that is not understood; the README lists the models that are.")
+    return fitting[0]
 
 
 def _agree(got: Sequence[torch.Tensor], picked: Sequence[np.ndarray], before: int) -> bool:

@@ -101,4 +101,7 @@ class Looks:
                 self.room = 0.0
                 return
             self.room -= size
-        write_tensors(path, {"q": q.cpu().contiguous(), "stream": stream.cpu().contiguous()})
+        try:
+            write_tensors(path, {"q": q.cpu().contiguous(), "stream": stream.cpu().contiguous()})
+        except StorageError:  # the disk is full, or another build of the same pictures has taken the folder away
+            self.room = 0.0

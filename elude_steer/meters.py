@@ -9,10 +9,10 @@ import torch
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def forget_peak(cuda: bool) -> None:
-    """From now on the peak counts anew, where the system can do that."""
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
+def forget_peak(device: torch.device) -> None:
+    """From now on the peak counts anew, of a GPU or else of this process, where the system can do that."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
         return
     try:
         _CLEAR.write_text("5")  # Linux: the peak counts anew from now on
@@ -20,10 +20,10 @@ def forget_peak(cuda: bool) -> None:
         return
 
 
-def peak_megabytes(cuda: bool) -> float | None:
-    """Megabytes since the last `forget_peak`."""
-    if cuda:
-        return torch.cuda.max_memory_allocated() / 1e6
+def peak_megabytes(device: torch.device) -> float | None:
+    """Megabytes since the last `forget_peak`; None where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024 / 1e6

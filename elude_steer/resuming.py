@@ -14,6 +14,8 @@ from torch import nn
 from elude_steer.hooks import record, replaced
 from elude_steer.vlm import PROMPT, Vlm
 
+_TILE = 729  # patches of a tile of LLaVA-OneVision; a tile of another model may be a whole picture
+
 
 @dataclass(frozen=True, eq=False)
 class Looked:
@@ -25,6 +27,7 @@ class Looked:
         kept: what the parts of the tower gave that ran before the target, for each a list with an entry a picture.
         sizes: width and height of each picture.
         counts: how many rows the tower was given for each picture.
+        shapes: rows and columns of a tile's patches, of each picture.
     """
 
     inputs: Mapping[str, Any]
@@ -32,6 +35,12 @@ class Looked:
     kept: Mapping[nn.Module, Sequence[Any]]
     sizes: tuple[tuple[int, int], ...]
     counts: tuple[int, ...]
+    shapes: tuple[tuple[int, int] | None, ...]
+
+    @property
+    def tiles(self) -> list[int]:
+        """How many tiles of common size each picture is worth, by which batches are bounded."""
+        return [max(len(q), -(-q.shape[0] * q.shape[1] // _TILE)) for q in self.q]
 
     def rows(self, pictures: Sequence[int]) -> dict[str, Any]:
         """The model's inputs for these pictures, in this order, a picture as often as it is named."""
@@ -73,7 +82,8 @@ def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
     }
     q = vlm.split_by_image(recorded.input, inputs, len(images))
     sizes = tuple((image.width, image.height) for image in images)
-    return Looked(inputs, tuple(q), kept, sizes, tuple(counts))
+    shapes = vlm.layout.shapes(inputs, len(images))
+    return Looked(inputs, tuple(q), kept, sizes, tuple(counts), tuple(shapes))
 
 
 @contextmanager
@@ -130,8 +140,10 @@ def blocks_before(vlm: Vlm) -> list[nn.Module]:
         if parts[i].isdigit():
             holder, number = vlm.model.get_submodule(".".join(parts[:i])), int(parts[i])
             read = getattr(vlm.model.config, "vision_feature_layer", -1)
-            if not isinstance(holder, nn.ModuleList) or not isinstance(read, int):
-                return []  # who reads several layers sees what skipped blocks would not give
+            # Who reads several layers, as Qwen3-VL does too, sees what skipped blocks would not give.
+            several = getattr(vlm.model.config.vision_config, "deepstack_visual_indexes", None)
+            if not isinstance(holder, nn.ModuleList) or not isinstance(read, int) or several:
+                return []
             at = read if read >= 0 else len(holder) + 1 + read
             return list(holder.children())[:number] if at >= number else []
     return []

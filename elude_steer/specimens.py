@@ -70,8 +70,8 @@ class Specimens:
 
     def _marked(self, picture: Image.Image, size: tuple[int, int], tile: int, token: int, side: int) -> Image.Image:
         shown = fitted(picture, side)
-        boxes = self.vlm.grid(size).boxes
-        if tile < len(boxes) and token < boxes.shape[1]:
-            left, top, right, bottom = boxes[tile, token] * ([shown.width, shown.height] * 2)
+        boxes, patch = self.vlm.grid(size).boxes, token - self.vlm.layout.before
+        if tile < len(boxes) and 0 <= patch < boxes.shape[1]:
+            left, top, right, bottom = boxes[tile, patch] * ([shown.width, shown.height] * 2)
             ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline=_FRAME, width=2)
         return shown

@@ -312,12 +312,12 @@ class Build:
         """A bar for this process's share of the work; the time it took goes to the log."""
         share = None if total is None else -(-total // self.crew.world)
         hidden = True if self.quiet or self.crew.rank else None  # None: hidden where there is no terminal
-        cuda, start = self.tower.device.type == "cuda", time.perf_counter()
-        forget_peak(cuda)
+        start = time.perf_counter()
+        forget_peak(self.tower.device)
         with tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True) as shown:
             yield shown
         if self.crew.rank == 0:
-            peak = peak_megabytes(cuda)
+            peak = peak_megabytes(self.tower.device)
             memory = "" if peak is None else f", {peak / 1000:.2f} GB"
             _LOG.info("%s: %.1f s%s", label, time.perf_counter() - start, memory)
 

@@ -119,7 +119,7 @@ class Steerer(Applier):
         found = []
         for plan, caption in zip(plans, captions, strict=True):
             prepared = self.prepare(plan)
-            maps = prepared.maps(looked.q[0], self._covers(lambda: size)) if prepared else {}
+            maps = prepared.maps(looked.q[0], self.covers(looked, 0)) if prepared else {}
             settings = {concept.word: asdict(concept.settings) for concept in plan.concepts}
             told = (*notes, *remarks(baseline, caption, plan, maps))
             seconds = time.perf_counter() - start

@@ -44,8 +44,8 @@ def _pictures(size: tuple[int, int]) -> list[np.ndarray]:
     """All dark, all light, and one whose red and blue grow from left to right and whose green from top to bottom."""
     x, y = (_DARK + (_LIGHT - _DARK) * (np.arange(side) + 0.5) / side for side in size)
     across, down = (np.arange(side) * 0.618 % 1 for side in size)  # dithered: finer than the steps of a colour
-    red, green = np.floor(x + down[:, None]), np.floor(y[:, None] + across)
-    ramp = np.stack([red, green, red], -1).astype(np.uint8)
+    red, green = (x + down[:, None]).astype(np.uint8), (y[:, None] + across).astype(np.uint8)
+    ramp = np.stack([red, green, red], -1)
     return [np.full_like(ramp, _DARK), np.full_like(ramp, _LIGHT), ramp]
 
 

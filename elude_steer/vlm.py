@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from elude_steer.errors import ModelError, SpecError
+from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
 from elude_steer.hooks import find_layer, record
 from elude_steer.layouts import Canvases, Layout, PatchGrid, confirmed, layout_of
 from elude_steer.storage import resolve_id
@@ -122,6 +123,13 @@ class Vlm(Tower):
             revision=revision,
         )
         layout = _tried(vlm, blocks)
+        if callable(processor) and not _template(processor):
+            warnings.warn(
+                f"{type(model).__name__} comes without a chat template, so it gets picture and question alone. "
+                "One that was taught to chat wants it: processor.chat_template = …, processor.save_pretrained(FOLDER).",
+                EludeSteerWarning,
+                stacklevel=2,
+            )
         return replace(vlm, skip_tokens=tuple(range(layout.before)), tried_layout=layout)
 
     def inputs(self, images: Sequence[Any], prompt: str = PROMPT) -> Mapping[str, Any]:
@@ -180,7 +188,7 @@ class Vlm(Tower):
     def split_by_image(self, q: torch.Tensor, inputs: Any, images: int) -> list[torch.Tensor]:
         """What a layer of the tower saw, a `(tiles, tokens, …)` tensor an image, its patches row by row."""
         counts = self.tile_counts(inputs)
-        if isinstance(self.layout, Canvases) and (counts is None or sum(counts) != len(q)):
+        if counts is not None and sum(counts) != len(q):
             return super().split_by_image(q, inputs, images)
         return self.layout.split(q, inputs, images)
 
@@ -200,20 +208,28 @@ def _inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> M
     return found  # of which only the pixels are cast
 
 
+def _template(processor: Any) -> Any:
+    return getattr(processor, "chat_template", None) or processor.tokenizer.chat_template
+
+
 def _prepared(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Any:
     token = str(getattr(processor, "image_token", "<image>"))
     if token in prompt:
         raise SpecError(f"the question holds '{token}', which stands for the picture itself; leave it out.")
     message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
-    if not (getattr(processor, "chat_template", None) or processor.tokenizer.chat_template):
-        raise ModelError(f"{type(model).__name__} comes without a chat template; save one with its processor.")
-    text = processor.apply_chat_template(message, add_generation_prompt=True)
+    if _template(processor):
+        text = processor.apply_chat_template(message, add_generation_prompt=True)
+    else:
+        text = f"{token}{prompt}"  # models that were never taught to chat, such as PaliGemma, are asked like this
+    bos = processor.tokenizer.bos_token
+    told = {"add_special_tokens": False} if bos and text.startswith(bos) else {}  # a template may begin with it
     inputs = processor(
         images=[[image.convert("RGB")] for image in images],
         text=[text] * len(images),
         padding=True,
         padding_side="left",  # generation continues at the right end of every row
         return_tensors="pt",
+        **told,
     )
     inputs.pop("labels", None)  # of an answer that nobody has given
     return inputs
@@ -261,12 +277,17 @@ def _last_target(model: Any, blocks: Sequence[nn.Module]) -> str:
 
 
 def _tried(vlm: Vlm, blocks: Sequence[nn.Module]) -> Layout:
-    """The layout of a model, after two pictures of noise have shown that it holds."""
+    """The layout of a model, after two pictures of noise have shown that it holds; no more runs than the embedding.
+
+    Canvases, which the config describes, are only asked for tokens before the patches.
+    """
     if not blocks:
         raise ModelError(f"the tower of {type(vlm.model).__name__} has no list of blocks; it is not understood.")
     if isinstance(vlm.layout, Canvases):
         return replace(vlm.layout, before=_before(vlm, vlm.layout, blocks[0]))
-    rng, sizes = np.random.default_rng(0), ((90, 60), (40, 70))
+    # Larger than a window, or its order would not show; of two shapes.
+    scale = max(1.0, 2.5 * getattr(vlm.layout, "window", 0) * vlm.layout.patch[0] / 40)
+    rng, sizes = np.random.default_rng(0), [(round(w * scale), round(h * scale)) for w, h in ((90, 60), (40, 70))]
     inputs = vlm.inputs([Image.fromarray(rng.integers(0, 256, (h, w, 3), np.uint8)) for w, h in sizes])
 
     def seen(pixels: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Other vision-language models through the same door: tiny ones with random weights, loaded from folders."""
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -259,6 +260,41 @@ def test_windows_are_found_by_trying(tmp_path):
     plain, windows = (Vlm.load(str(save_family(name, tmp_path / name))) for name in ("qwen2_vl", "qwen2_5_vl"))
     assert (plain.layout.merge, plain.layout.window) == (2, 0)
     assert (windows.layout.merge, windows.layout.window) == (2, 4)
+    path = tmp_path / "qwen2_5_vl" / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"]["window_size"] = 56  # as in the real one larger than a picture of a few patches
+    path.write_text(json.dumps(config))
+    assert Vlm.load(str(path.parent)).layout.window == 8
+
+
+def test_who_reads_several_blocks_is_never_resumed(family, monkeypatch):
+    vlm = family.vlm
+    assert blocks_before(vlm)
+    monkeypatch.setattr(vlm.model.config.vision_config, "deepstack_visual_indexes", [0], raising=False)
+    assert blocks_before(vlm) == []
+
+
+def test_a_template_that_begins_a_text_is_not_begun_again(tmp_path, scenes):
+    from tokenizers.processors import TemplateProcessing
+
+    vlm = Vlm.load(str(save_family("gemma3", tmp_path / "gemma3")))
+    tokenizer = vlm.processor.tokenizer
+    start, number = tokenizer.bos_token, tokenizer.bos_token_id
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{start} $A", special_tokens=[(start, number)])
+    template = vlm.processor.chat_template  # begins with it, and has another one for the answer
+    for chat, count in ((template, 2), (f"user {template}", 3)):
+        vlm.processor.chat_template = chat
+        ids = vlm.inputs(scenes[:1])["input_ids"][0]
+        assert ids[0] == number
+        assert (ids == number).sum() == count
+
+
+def test_a_model_without_a_template_is_asked_plainly(tmp_path, scenes):
+    vlm = Vlm.load(str(save_family("paligemma", tmp_path / "paligemma")))
+    vlm.processor.chat_template = vlm.processor.tokenizer.chat_template = None
+    inputs = vlm.inputs(scenes[:1], "Describe this")
+    assert (inputs["input_ids"] == vlm.model.config.image_token_id).sum() == 16
+    assert vlm.caption(scenes[:1], max_new_tokens=3)
 
 
 # Steering

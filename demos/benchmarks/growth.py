@@ -36,11 +36,13 @@ from elude_steer.probing import TokenStore, strongest
 from elude_steer.workers import team
 
 IMAGES, INSTANCES, SUB_UNITS, WORDS = 250, 1000, 4000, 4000  # of the smallest size; words are always as many
+LABELS = 20_000  # among which a word is sought
 _PICTURES, _ROWS, _PARTS = f"{IMAGES:,} images", f"{INSTANCES:,} instances", f"{SUB_UNITS:,} sub-units"
 # What is done, how much of it, and how its arithmetic grows.
 ROWS = {
     "collecting": (_PICTURES, 1), "pooling": (_PICTURES, 1), "scoring": (_PICTURES, 1), "ranking": (_PICTURES, 1),
-    "clustering, exact": (_ROWS, 2), "clustering, fast": (_ROWS, 2), "naming": (_PARTS, 1), "matching": (_PARTS, 1),
+    "clustering, exact": (_ROWS, 2), "clustering, fast": (_ROWS, 2), "naming": (_PARTS, 1),
+    "matching": (f"{LABELS:,} sub-units", 1),
 }  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def measured(times: int) -> dict[str, Any]:
         for backend in ("exact", "fast"):
             seconds[f"clustering, {backend}"] = best_of(partial(cluster, vectors, backend=backend, min_cluster_size=30))
         seconds["naming"] = best_of(dissected(SUB_UNITS * times))
-        seconds["matching"] = best_of(matched(SUB_UNITS * times), 9)
+        seconds["matching"] = best_of(matched(LABELS * times), 9)
     return {"seconds": seconds, "peak": peak, "instances": len(vectors)}
 
 
@@ -146,6 +148,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if len(options.times) < 2:
+        parser.error("--times wants at least two sizes, or there is no growth to see.")
     if options.one:
         print(json.dumps(measured(options.one)))
         return

@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
+    if options.processes < 2:
+        parser.error("--processes is at least 2; one is what they are held against.")
     took: dict[int, list[dict[str, float]]] = {1: [], options.processes: []}
     hashes = set()
     with tempfile.TemporaryDirectory() as name:

@@ -55,7 +55,8 @@ def measure(
     """
     if not ways or runs < 1:
         raise ValueError("measure needs at least one way and one run.")
-    cuda = torch.device(device).type == "cuda"
+    on = torch.device(device)
+    cuda = on.type == "cuda"
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     peaks: dict[str, float | None] = {}
     for name, way in ways.items():
@@ -63,10 +64,10 @@ def measure(
             own = compiled(call) if compiled is not None else call
             for _ in range(warm_up):
                 own()
-            forget_peak(cuda)
+            forget_peak(on)
             for _ in range(runs if compiled is not None else 1):
                 seconds[name].append(_timed(own, cuda))
-            peaks[name] = peak_megabytes(cuda)
+            peaks[name] = peak_megabytes(on)
     if compiled is None:
         for _ in range(runs - 1):
             for name, way in ways.items():
