@@ -52,6 +52,9 @@ class Row:
     units: float | None = None
 
 
+_R2 = "R2, explicit layer"
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Measures of one atlas, and what it looks like.
@@ -185,7 +188,7 @@ def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[R
         total = torch.zeros(len(q), atlas.d_out, device=q.device)
         every.add(total, every.activations(q))
         r2.add(q.float() @ weight.T + bias, total)
-    rows = [Row("faithfulness", "R2, explicit layer", r2.value)]
+    rows = [Row("faithfulness", _R2, r2.value)]
     if isinstance(tower, Vlm):
         explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
         share = caption_agreement(tower, explicit, pictures[:50])
@@ -273,6 +276,12 @@ def _page(found: Evaluation) -> str:
     if found.scores is not None and found.unit_scores is not None:
         own, before = ((scores[~scores.isnan()] * 100).tolist() for scores in (found.scores, found.unit_scores))
         charts += [figures.histogram(own, "MS-Score of sub-units"), figures.histogram(before, "MS-Score of units")]
+    r2 = next((row.value for row in found.rows if row.name == _R2), None)
+    if r2 is not None and found.scores is not None and found.unit_scores is not None:
+        points = [
+            (mean_percent(scores) / 100, given) for scores, given in ((found.unit_scores, 1.0), (found.scores, r2))
+        ]
+        charts.append(figures.scatter(points, x="MS-Score", y="R2", marked=[1], names=["units", "sub-units"], side=380))
     images = "".join(f'<img alt="" src="{figures.data_uri(chart)}">' for chart in charts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
