@@ -231,7 +231,7 @@ class Comparison:
             measured = measure_dictionary(lexicon, self.vlm, self.held_out, self.head)
             same = self.edits.agreement(lexicon.dictionary)
             steered = {
-                f"{mode} {kind}": self.edits.steer(lexicon, kind, _thinned({**grid, **SETTINGS}, self.size.grid))
+                f"{mode} {kind}": self.edits.steer(lexicon, kind, thinned({**grid, **SETTINGS}, self.size.grid))
                 for (mode, kind), grid in GRIDS.items()
             }
             cost = self._cost(method, seed)
@@ -319,6 +319,6 @@ def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
     return {"atoms": dictionary.atoms.contiguous(), "units": dictionary.units.contiguous()}
 
 
-def _thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
+def thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
     """A grid with fewer values of each setting, for trials."""
     return grid if most is None else {name: values[:most] for name, values in grid.items()}
