@@ -1,7 +1,7 @@
 """What the tower gave for each picture, kept on the disk while a build lasts: later stages need no second pass.
 
-It is kept in the tower's own precision, so a stage that reads it finds the bits it would have computed. Where the disk
-has no room the tower runs again; nothing else depends on it.
+It is kept in the tower's own precision, so a stage that reads it finds the bits it would have computed from the same
+batch. Where the disk has no room the tower runs again, in batches of the pictures that are needed.
 """
 
 from __future__ import annotations

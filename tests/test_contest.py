@@ -20,6 +20,13 @@ def test_everybody_has_a_grid_of_one_size():
     assert Size().seeds == (42, 123, 999)
 
 
+def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
+    Comparison(tmp_path, SMALL)._check_work()
+    Comparison(tmp_path, SMALL)._check_work()
+    with pytest.raises(SpecError, match="holds a comparison of another size; give another folder: --work FOLDER"):
+        Comparison(tmp_path).run()
+
+
 def test_a_small_comparison(tmp_path, monkeypatch):
     """One test, so that one process does the work."""
     comparison = Comparison(tmp_path / "work", SMALL)

@@ -5,12 +5,14 @@ import re
 
 import pytest
 import torch
+from PIL import Image
 
 from elude_steer import toyland
 from elude_steer.ablating import questions
+from elude_steer.atlas import Atlas
 from elude_steer.documents import override
 from elude_steer.errors import SpecError
-from elude_steer.evaluating import MEASURES, evaluate
+from elude_steer.evaluating import MEASURES, evaluate, pictures_of
 from elude_steer.shipped import load_spec, recipes_dir
 from tests.markup import Reader
 
@@ -85,6 +87,19 @@ def test_the_command_prints_a_table(run, tmp_path):
     code, _, err = run("evaluate", "toyland", "--measures", "speed")
     assert code == 1
     assert "there is no measure 'speed'" in err
+
+
+def test_pictures_are_spread_over_all_folders(tmp_path):
+    for number in range(12):
+        path = tmp_path / f"class{number // 4}" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    atlas = Atlas.load("toyland")
+    for limit, folders in ((3, 3), (2, 2), (40, 3)):
+        names = [name for name, _ in pictures_of(atlas, tmp_path, limit)]
+        assert len(names) == min(limit, 12)
+        assert len({name.split("/")[0] for name in names}) == folders
+    assert [name for name, _ in pictures_of(atlas, "toyland:5", 3)] == [f"toyland:5:{number}" for number in range(3)]
 
 
 def test_what_is_asked_of_a_spec_if_nobody_says():

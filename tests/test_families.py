@@ -28,7 +28,8 @@ from elude_steer.recipe import (
     SplitSpec,
     TokensSpec,
 )
-from elude_steer.resuming import blocks_before, look, resumed
+from elude_steer.resuming import Looked, blocks_before, look, resumed
+from elude_steer.specimens import Specimens
 from elude_steer.steering import Steerer
 from elude_steer.surveying import survey
 from elude_steer.vlm import Vlm
@@ -265,6 +266,24 @@ def test_windows_are_found_by_trying(tmp_path):
     config["vision_config"]["window_size"] = 56  # as in the real one larger than a picture of a few patches
     path.write_text(json.dumps(config))
     assert Vlm.load(str(path.parent)).layout.window == 8
+
+
+def test_the_marked_patch_of_a_reference_is_the_one_that_fired(family, scenes):
+    vlm, picture = family.vlm, Image.new("RGB", (140, 140), "black")
+    before, boxes = vlm.layout.before, vlm.grid(picture.size).boxes
+    tile = int(np.abs(boxes[:, 0, :2]).sum(1).argmin())  # one that begins where the picture does
+    marked = [
+        np.asarray(Specimens(None, vlm)._marked(picture, picture.size, tile, at, 140)) for at in range(before + 1)
+    ]
+    assert not any(own.any() for own in marked[:before])  # tokens that are no patch
+    down, across = np.nonzero(marked[before].any(-1))
+    assert 0 < down.max() <= boxes[tile, 0, 3] * 140
+    assert 0 < across.max() <= boxes[tile, 0, 2] * 140
+
+
+def test_a_picture_counts_for_as_many_tiles_as_it_has_patches_for():
+    q = torch.zeros(1, 5300, 1), torch.zeros(3, 729, 1), torch.zeros(2, 16, 1)
+    assert Looked({}, q, {}, (), (), ()).tiles == [8, 3, 2]
 
 
 def test_who_reads_several_blocks_is_never_resumed(family, monkeypatch):

@@ -5,6 +5,7 @@ import torch
 
 import elude_steer as es
 from elude_steer import looks, towers
+from elude_steer.errors import StorageError
 from elude_steer.toyland import labeller
 from tests.tiny import save_pictures
 
@@ -84,3 +85,13 @@ def test_only_some_units_are_split(folder, tmp_path):
     whole = es.build(folder / "spec.yaml", out=tmp_path / "all", **where)
     assert torch.equal(torch.bincount(whole.units)[:5], counts[:5])
     assert len(whole) > len(few) > few.d_out
+
+
+def test_a_disk_that_fills_up_meanwhile_only_costs_time(folder, tmp_path, monkeypatch):
+    once = built(folder, tmp_path / "once", threads=1)
+
+    def full(path, tensors):
+        raise StorageError(f"no room for '{path}'")
+
+    monkeypatch.setattr(looks, "write_tensors", full)
+    assert built(folder, tmp_path / "full", threads=1) == once
