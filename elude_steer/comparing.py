@@ -31,7 +31,7 @@ from elude_steer.labels import Labels
 from elude_steer.scoring import load_scorer
 from elude_steer.storage import write_array, write_file
 from elude_steer.streams import FIRES, contrast, fired, on
-from elude_steer.sweep import best, grid_points, sweep
+from elude_steer.sweep import best, grid_points, plan_or_nothing, sweep
 from elude_steer.toyland.scenes import CLUTTER
 from elude_steer.vlm import Vlm
 from elude_steer.vocabulary import read_vocabulary
@@ -249,7 +249,7 @@ class Contest:
             steerer,
             self.reported,
             tasks,
-            lambda task: steerer.planned([task.minus], [task.plus] if task.plus else [], settings=chosen.settings)[0],
+            lambda task: plan_or_nothing(steerer, task, chosen.settings),
         )
         score = summary(kind, outcomes).to_dict()
         return {"settings": dict(chosen.settings), "tried": len(grid_points(grid)), **score}

@@ -105,7 +105,7 @@ def sweep(
     for start in range(0, len(tasks), _PICTURES):
         part, path = tasks[start : start + _PICTURES], folder / f"part-{start:06d}.json"
         if not path.exists():
-            plans = [[_plan(steerer, task, point) for point in points] for task in part]
+            plans = [[plan_or_nothing(steerer, task, point) for point in points] for task in part]
             got = steerer.captions([world.cases[task.case].image for task in part], plans, prompt)
             text = json.dumps(got)
             write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
@@ -155,7 +155,7 @@ def try_settings(
     points = grid_points(grid)
     old, new = check_word(minus).lower(), check_word(plus).lower() if plus is not None else None
     asked = Task(0, "", old, new)
-    plans = [_plan(steerer, asked, point) for point in points]
+    plans = [plan_or_nothing(steerer, asked, point) for point in points]
     if not any(plan.concepts for plan in plans):
         _strict_plan(steerer, asked, points[0])  # none can be made: the first says why
     ((baseline, *said),) = steerer.captions([image], [[None, *plans]], prompt)
@@ -202,10 +202,11 @@ def check_by(by: str) -> None:
         raise SpecError(f"by is {by!r}; settings are ranked by {', '.join(known[:-1])} or {known[-1]}.")
 
 
-def _plan(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
+def plan_or_nothing(steerer: Applier, task: Task, settings: Mapping[str, Any]) -> Plan:
+    """How an edit is done; not at all where settings leave the plus word no place."""
     try:
         return _strict_plan(steerer, task, settings)
-    except SpecError:  # no place for the plus word: this point of the grid does nothing
+    except SpecError:  # both words may have the same sub-units
         return Plan()
 
 
