@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.atlas import Atlas
+from elude_steer.clusters import distances
 from elude_steer.contributions import cluster_means, contributions, representatives
 from elude_steer.labels import Labels
 from elude_steer.probing import TokenStore, strongest
@@ -119,11 +120,16 @@ def split_otherwise(kind: Split, layer: nn.Module, store: TokenStore, atlas: Atl
 
 
 def _groups(kind: str, c: torch.Tensor, q: torch.Tensor, parts: int, seed: int) -> np.ndarray:
-    from sklearn.cluster import AgglomerativeClustering, KMeans
-
     if kind == "pure":
+        from sklearn.cluster import KMeans
+
         return np.asarray(KMeans(parts, n_init=1, random_state=seed).fit_predict(c.numpy())).astype(np.int64)
-    return np.asarray(AgglomerativeClustering(parts).fit_predict(q.numpy())).astype(np.int64)
+    from scipy.cluster.hierarchy import cut_tree, linkage
+    from scipy.spatial.distance import squareform
+
+    # The library would take the distances pair by pair, which is most of its time; products are much faster.
+    tree = linkage(squareform(distances(q).numpy(), checks=False), "ward")
+    return np.asarray(cut_tree(tree, n_clusters=parts)[:, 0]).astype(np.int64)
 
 
 def of_sae(sae: Sae, layer: nn.Module) -> Dictionary:

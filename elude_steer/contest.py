@@ -249,8 +249,7 @@ class Comparison:
         with team(None, 1) as crew:
             self._prepare(crew, methods)
             crew.each(rows, lambda row: _do(self.result(*row)))
-            for method in methods:
-                self._again(method, crew)
+            self._again(methods, crew)
         return [self.result(*row) for row in rows]
 
     def _check_work(self) -> None:
@@ -273,20 +272,25 @@ class Comparison:
         crew.each([lambda: self.naming, lambda: self.held_out], lambda make: _do(make()))
         crew.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
 
-    def _again(self, method: str, crew: Team) -> None:
-        """Further runs of a method on the tokens of the first seed, as vectors."""
+    def _again(self, methods: Sequence[str], crew: Team) -> None:
+        """Further runs of methods on the tokens of the first seed, as vectors."""
         seed = self.size.seeds[0]
-        runs = range(1, self.size.runs)
+        pieces = [(method, run) for method in methods for run in range(1, self._runs(method))]
+        for method, run in pieces:
+            if method.startswith("ELUDe"):  # all processes build an atlas together
+                self.told(f"{method}, run {run + 1}")
+                self.atlas(method.partition("(")[2].rstrip(")"), seed, run)
 
-        def vectors(run: int) -> None:
+        def vectors(piece: tuple[str, int]) -> None:
+            method, run = piece
             if not (path := self._vectors(method, seed, run)).exists():
                 self.told(f"{method}, run {run + 1}")
                 write_tensors(path, _atoms(self.dictionary(method, seed, run)))
 
-        if method.startswith("ELUDe"):
-            for run in runs:
-                self.atlas(method.partition("(")[2].rstrip(")"), seed, run)
-        crew.each(runs, vectors)
+        crew.each(pieces, vectors)
+
+    def _runs(self, method: str) -> int:
+        return self.size.runs if method.startswith("ELUDe") else min(2, self.size.runs)
 
     def _vectors(self, method: str, seed: int, run: int = 0) -> Path:
         again = f"-run{run}" if run else ""
@@ -298,7 +302,7 @@ class Comparison:
 
     def repeated(self, method: str) -> float:
         """How alike the dictionaries of several runs on the same tokens are."""
-        return _alike([self._vectors(method, self.size.seeds[0], run) for run in range(self.size.runs)])
+        return _alike([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
 
 
 def _do(made: object) -> None:

@@ -56,7 +56,7 @@ class Size:
         epochs: of an autoencoder; pursuit, which takes ten times as long a step, has a third of them.
         trials: points of an autoencoder's grid, on the first seed, with a sixth of its tokens and half of the epochs.
         grid: values of a steering setting that are tried; None for all.
-        runs: of each method on the tokens of the first seed, for the stability.
+        runs: of ELUDe on the tokens of the first seed, for the stability; others have two.
     """
 
     seeds: tuple[int, ...] = (42, 123, 999)

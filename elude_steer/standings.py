@@ -41,8 +41,8 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
         "latent shows (of 44), clean latents that are named rightly.",
         "- R2 and captions that stay word for word where the layer gives what the latents make of it; patches that a "
         "linear head on it takes for what they show.",
-        f"- Stability: {size.runs} runs on the same tokens, and other draws of tokens. Collinearity: 1 says that there "
-        "are duplicates.",
+        f"- Stability: {size.runs} runs of ELUDe on the same tokens, two of the others, and other draws of tokens. "
+        "Collinearity: 1 says that there are duplicates.",
         "- Cost: minutes of one core to make the latents, to name them, and to measure and steer with them. ELUDe is "
         "named as it is made, and its two rules share all work up to the clusters, which counts for the first.",
         f"- Autoencoders have as many latents as ELUDe (gap) has sub-units; {size.epochs} epochs of small batches "
