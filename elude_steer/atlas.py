@@ -179,6 +179,13 @@ class Atlas:
         carried = self.streams[wanted].float().mean(0)[units] if len(wanted) else torch.empty(0)
         return carried / torch.bincount(units, minlength=self.d_out)[units]
 
+    def rest(self, sub_units: torch.Tensor | Sequence[int]) -> torch.Tensor:
+        """What the stream carries where a concept is, on the units that have none of its sub-units, `(d_out,)`."""
+        wanted = torch.as_tensor(sub_units, dtype=torch.long)
+        self.levels([], "stream")  # raises where there are no streams
+        carried = self.streams[wanted].float().mean(0)  # type: ignore[index]
+        return carried.index_fill(0, self.units[wanted], 0.0)
+
     def named(self) -> Labels:
         """The labels; raises where sub-units have no names."""
         if self.labels is None:

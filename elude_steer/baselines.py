@@ -277,3 +277,10 @@ class Lexicon:
             return self.references.activation[wanted]
         carried = self.streams[wanted].double().mean(0)
         return (torch.linalg.pinv(self.dictionary.write[wanted].double().T) @ carried).float()
+
+    def rest(self, numbers: torch.Tensor | Sequence[int]) -> torch.Tensor:
+        """What the stream carries where a concept is and its latents do not write, `(d_out,)`."""
+        wanted = torch.as_tensor(numbers, dtype=torch.long)
+        if self.streams is None:
+            return torch.zeros(self.d_out)
+        return self.streams[wanted].float().mean(0) - self.levels(wanted, "stream") @ self.dictionary.write[wanted]

@@ -17,6 +17,7 @@ SETTINGS = (
     click.option("--gamma", type=float, help="What minus sub-units are multiplied by."),
     click.option("--beta", type=float, help="Times their level that sub-units are set to, in place."),
     click.option("--level", type=click.Choice(["reference", "stream"]), help="What beta is a multiple of."),
+    click.option("--reach", type=float, help="Times the stream that other units than a word's own are moved by."),
     click.option("--fill", type=int, help="Sub-units of the surroundings that take a removed word's place."),
     click.option("--kappa", type=int, help="Sub-units a word stands for."),
     click.option("--nu", help="Patches where they are changed, or all."),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
 from elude_steer.images import image_set
+from elude_steer.keys import key_of
 from elude_steer.pipeline import build
 from elude_steer.probing import TokenStore
 from elude_steer.recipe import AtlasSpec
@@ -217,30 +218,31 @@ class Comparison:
         return name_dictionary(dictionary, self.naming, texts, vocabulary, how)
 
     def result(self, method: str, seed: int) -> dict[str, Any]:
-        """Everything measured of one method and seed."""
-        path = self.work / "results" / f"{METHODS.index(method):02d}-{seed}.json"
-        if path.exists():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        self.told(f"{method}, seed {seed}")
-        dictionary = self.dictionary(method, seed)
-        start = time.process_time()
-        lexicon = self.lexicon(method, seed, dictionary)
-        named = time.process_time() - start
+        """Everything measured of one method and seed; each part is a file, so that only what is missing is done."""
+        stem = f"{METHODS.index(method):02d}-{seed}"
 
-        def found() -> dict[str, Any]:
-            measured = measure_dictionary(lexicon, self.vlm, self.held_out, self.head)
-            same = self.edits.agreement(lexicon.dictionary)
-            steered = {
-                f"{mode} {kind}": self.edits.steer(lexicon, kind, thinned({**grid, **SETTINGS}, self.size.grid))
-                for (mode, kind), grid in GRIDS.items()
-            }
+        @cache
+        def lexicon() -> tuple[Lexicon, float]:
+            self.told(f"{method}, seed {seed}")
+            dictionary = self.dictionary(method, seed)
+            write_tensors(self._vectors(method, seed), _atoms(dictionary))
+            start = time.process_time()
+            return self.lexicon(method, seed, dictionary), time.process_time() - start
+
+        def measured() -> dict[str, Any]:
+            latents, named = lexicon()
+            found = measure_dictionary(latents, self.vlm, self.held_out, self.head)
             cost = self._cost(method, seed)
             made = json.loads(cost.read_text()) if cost.exists() else 0.0
-            paid = {"made": made, "named": named}
-            return {"method": method, "seed": seed, **measured, "same captions": same, **paid, **steered}
+            return {**found, "same captions": self.edits.agreement(latents.dictionary), "made": made, "named": named}
 
-        write_tensors(path.with_suffix(".safetensors"), _atoms(lexicon.dictionary))
-        return kept(path, found)
+        row = {"method": method, "seed": seed, **kept(self.work / "results" / f"{stem}-measured.json", measured)}
+        for (mode, kind), grid in GRIDS.items():
+            points = thinned({**grid, **SETTINGS}, self.size.grid)
+            path = self.work / "results" / f"{stem}-{mode}-{kind}-{key_of(points)[:8]}.json"
+            row[f"{mode} {kind}"] = kept(path, lambda: self.edits.steer(lexicon()[0], kind, points))  # noqa: B023
+            row["seconds"] += row[f"{mode} {kind}"]["seconds"]
+        return row
 
     def run(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
         """All of it, a row a method and seed; every process of a team comes here, and does its share."""

@@ -32,12 +32,14 @@ class Part:
         rows: the sub-units.
         amounts: `(m,)` gains or values.
         reference: `(m,)` what "fully on" is for each.
+        rest: `(d_out,)` what is added beside them where the word is placed, if anything is.
     """
 
     concept: Concept
     rows: SubUnits
     amounts: torch.Tensor
     reference: torch.Tensor
+    rest: torch.Tensor | None = None
 
     def activations(self, q: torch.Tensor, known: Known | None = None) -> torch.Tensor:
         """Of its sub-units, `(tiles, patches, m)` float32; those that are known for this picture are not computed."""
@@ -129,7 +131,9 @@ class Prepared:
                 own = rows[numbers] if numbers in rows else rows.setdefault(numbers, atlas.sub_units(numbers, layer))
                 amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = atlas.references.activation[list(numbers)].to(device)
-                parts.append(Part(concept, own, amounts, reference))
+                reach = concept.settings.reach if concept.sets else 0.0
+                rest = reach * atlas.rest(numbers).to(device) if reach else None
+                parts.append(Part(concept, own, amounts, reference, rest))
         every = surroundings or (lambda: Surroundings.of(atlas, layer))
         return cls(plan, tuple(parts), atlas.d_out, shape, every)
 
@@ -187,7 +191,9 @@ class Prepared:
         for part in self.parts:
             now = part.activations(q, known)
             if part.concept.sets:
-                moved = (part.amounts - now) * self.region(part, q, covers, known)[..., None]
+                region = self.region(part, q, covers, known)[..., None]
+                moved = (part.amounts - now) * region
+                total += region * part.rest if part.rest is not None else 0.0
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":

@@ -39,7 +39,14 @@ GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
         "kappa": (6, 24),
         "nu": (10,),
     },
-    ("place", "replace"): {"mode": ("place",), "gamma": (-15,), "beta": (5, 20, 40), **_WHERE},
+    ("place", "replace"): {
+        "mode": ("place",),
+        "gamma": (-15,),
+        "beta": (5, 20),
+        "reach": (0, 2),
+        "kappa": (6, 12, 24),
+        "nu": (10,),
+    },
 }
 SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as the atlas has them
 

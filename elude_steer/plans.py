@@ -142,6 +142,8 @@ class Plan:
             found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
             more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
             lines += [f"  {', '.join(found[:4])}{more}"] if found else []
+            if place and s.reach:
+                lines.append(f"  the units without one moved by {s.reach:g} x stream")
             if self.fills(concept):
                 lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
         return "\n".join(lines)
@@ -189,6 +191,8 @@ def make_plan(
             notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
         if how.mode == "place" and role == "minus" and how.fill:
             atlas.levels([], how.level)  # raises where the atlas has none
+        if how.mode == "place" and role == "plus" and how.reach:
+            atlas.levels([], "stream")
         concept, note = _concept(atlas, matcher, word, role, how)
         concepts.append(replace(concept, where=places[word, role]))
         notes += note

@@ -27,6 +27,8 @@ class Settings:
         beta: How many times their level sub-units are set to, in `place`.
         level: What a sub-unit is set to multiples of: its own `reference` activation, or what its unit carries behind
             the residual connection (`stream`) where the word's sub-units fire.
+        reach: In `place`, how many times the stream the units are moved by that have none of a plus word's sub-units; 0
+            leaves them as they are.
         fill: In `place`, how many sub-units of the surroundings are set where a removed word was; 0 leaves a gap.
         kappa: How many sub-units a word stands for.
         nu: On how many patches, where a sub-unit fires most; `all` is every patch.
@@ -41,6 +43,7 @@ class Settings:
     gamma: float = -15.0
     beta: float = 20.0
     level: Literal["reference", "stream"] = "reference"
+    reach: float = 0.0
     fill: int = 0
     kappa: int = 100
     nu: int | Literal["all"] = 50
@@ -75,7 +78,7 @@ class Settings:
             raise SpecError(f"kappa is {self.kappa!r}; a whole number of sub-units stands for a word, at least 1.")
         if isinstance(self.fill, bool) or not isinstance(self.fill, int) or self.fill < 0:
             raise SpecError(f"fill is {self.fill!r}; it is a number of sub-units, 0 for none.")
-        for name in ("alpha", "gamma", "beta", "min_similarity"):
+        for name in ("alpha", "gamma", "beta", "reach", "min_similarity"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise SpecError(f"{name} is {value!r}; it is a finite number.")
@@ -83,7 +86,8 @@ class Settings:
             same = checked(self)
         except SpecError as error:  # it speaks of the line of a document, and there is none
             raise SpecError(re.sub(r"^Settings:\d+: ", "", str(error))) from error
-        return replace(same, alpha=float(same.alpha), gamma=float(same.gamma), beta=float(same.beta))
+        numbers = {name: float(getattr(same, name)) for name in ("alpha", "gamma", "beta", "reach")}
+        return replace(same, **numbers)  # type: ignore[arg-type]
 
 
 class Given(TypedDict, total=False):
@@ -94,6 +98,7 @@ class Given(TypedDict, total=False):
     gamma: float | None
     beta: float | None
     level: str | None
+    reach: float | None
     fill: int | None
     kappa: int | None
     nu: int | str | None
