@@ -32,7 +32,7 @@ class Part:
         rows: the sub-units.
         amounts: `(m,)` gains or values.
         reference: `(m,)` what "fully on" is for each.
-        rest: `(d_out,)` what is added beside them where the word is placed, if anything is.
+        rest: `(d_out,)` what is added beside them where the word is placed or was, if anything is.
     """
 
     concept: Concept
@@ -131,7 +131,7 @@ class Prepared:
                 own = rows[numbers] if numbers in rows else rows.setdefault(numbers, atlas.sub_units(numbers, layer))
                 amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = atlas.references.activation[list(numbers)].to(device)
-                reach = concept.settings.reach if concept.sets else 0.0
+                reach = plan.reach_of(concept)
                 rest = reach * atlas.rest(numbers).to(device) if reach else None
                 parts.append(Part(concept, own, amounts, reference, rest))
         every = surroundings or (lambda: Surroundings.of(atlas, layer))
@@ -190,10 +190,10 @@ class Prepared:
         known = {} if known is None else known
         for part in self.parts:
             now = part.activations(q, known)
+            if part.rest is not None:
+                total += self.region(part, q, covers, known)[..., None] * part.rest
             if part.concept.sets:
-                region = self.region(part, q, covers, known)[..., None]
-                moved = (part.amounts - now) * region
-                total += region * part.rest if part.rest is not None else 0.0
+                moved = (part.amounts - now) * self.region(part, q, covers, known)[..., None]
             else:
                 moved = (part.amounts - 1) * now
                 if part.concept.settings.nu != "all":
@@ -251,7 +251,7 @@ class Prepared:
                 touched = self.region(part, q, covers).float()
             else:
                 touched = part.chosen(now, None, before).float().mean(-1)
-                if self.plan.fills(part.concept):
+                if self.plan.fills(part.concept) or part.rest is not None:
                     touched = touched.maximum(self.region(part, q, covers).float())
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found

@@ -33,8 +33,9 @@ GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
     ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_WHERE},
     ("place", "remove"): {
         "mode": ("place",),
-        "gamma": (-5, -15, -50),
+        "gamma": (-15,),
         "beta": (20,),
+        "reach": (0, 1, 2),
         "fill": (0, 80),
         "kappa": (6, 24),
         "nu": (10,),

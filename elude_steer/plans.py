@@ -74,7 +74,18 @@ class Plan:
     @property
     def changes(self) -> bool:
         """Whether anything can change at all."""
-        return any(edit.kind == "set" or edit.amount != 1 for edit in self.edits) or any(map(self.fills, self.concepts))
+        some = any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
+        return some or any(self.fills(concept) or self.reach_of(concept) for concept in self.concepts)
+
+    def reach_of(self, concept: Concept) -> float:
+        """How many times the stream the units without a word's sub-units are moved by: away where it is removed."""
+        how = concept.settings
+        if how.mode != "place" or not concept.edits:
+            return 0.0
+        if concept.sets:
+            return how.reach
+        around = how.nu != "all" or self.region_of(concept) is not None
+        return 0.0 if any(other.sets for other in self.concepts) or not around else -how.reach
 
     def fills(self, concept: Concept) -> bool:
         """Whether the surroundings take the place of a removed word: not if something else is placed there."""
@@ -91,7 +102,8 @@ class Plan:
     @property
     def folds(self) -> bool:
         """Whether the edit is linear in the layer's input: every patch, and nothing set."""
-        scaled = (c.settings.nu == "all" and not c.sets and not self.fills(c) for c in self.concepts if c.edits)
+        touched = [c for c in self.concepts if c.edits]
+        scaled = (c.settings.nu == "all" and not (c.sets or self.fills(c) or self.reach_of(c)) for c in touched)
         return all(scaled)
 
     @property
@@ -142,8 +154,8 @@ class Plan:
             found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
             more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
             lines += [f"  {', '.join(found[:4])}{more}"] if found else []
-            if place and s.reach:
-                lines.append(f"  the units without one moved by {s.reach:g} x stream")
+            if reach := self.reach_of(concept):
+                lines.append(f"  the units without one moved by {reach:g} x stream")
             if self.fills(concept):
                 lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
         return "\n".join(lines)
@@ -191,7 +203,7 @@ def make_plan(
             notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
         if how.mode == "place" and role == "minus" and how.fill:
             atlas.levels([], how.level)  # raises where the atlas has none
-        if how.mode == "place" and role == "plus" and how.reach:
+        if how.mode == "place" and how.reach:
             atlas.levels([], "stream")
         concept, note = _concept(atlas, matcher, word, role, how)
         concepts.append(replace(concept, where=places[word, role]))

@@ -195,7 +195,7 @@ class SteeringSpec:
         gamma: What minus sub-units are multiplied by.
         beta: How many times their level sub-units are set to, in `place`.
         level: What that is a multiple of: a sub-unit's own activation, or what its unit carries behind the residual.
-        reach: How many times the stream other units than a plus word's own are moved by, in `place`.
+        reach: How many times the stream other units than a word's own are moved by, in `place`.
         fill: How many sub-units of the surroundings take the place of a removed word, in `place`.
         kappa: How many sub-units a word stands for.
         nu: On how many patches; `all` is every patch.

@@ -27,8 +27,8 @@ class Settings:
         beta: How many times their level sub-units are set to, in `place`.
         level: What a sub-unit is set to multiples of: its own `reference` activation, or what its unit carries behind
             the residual connection (`stream`) where the word's sub-units fire.
-        reach: In `place`, how many times the stream the units are moved by that have none of a plus word's sub-units; 0
-            leaves them as they are.
+        reach: In `place`, how many times the stream those units are moved by that have none of a word's sub-units:
+            towards a plus word, away from a removed one where nothing is placed; 0 leaves them as they are.
         fill: In `place`, how many sub-units of the surroundings are set where a removed word was; 0 leaves a gap.
         kappa: How many sub-units a word stands for.
         nu: On how many patches, where a sub-unit fires most; `all` is every patch.
