@@ -82,11 +82,13 @@ def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
     numbers = torch.tensor([3, 4, 5, 700])
     for level in ("reference", "stream"):
         assert torch.allclose(lexicon.levels(numbers, level), steerer.atlas.levels(numbers, level), atol=1e-3)
+    assert torch.allclose(lexicon.rest(numbers), steerer.atlas.rest(numbers), atol=1e-3)
     scene = next(scene for scene in toyland.scenes(3, 20) if len(scene.things) > 1)
     image, words = scene.image, scene.objects
     for minus, plus, settings in (
         ([words[0]], [], {}),
         ([words[0]], ["biker"], {}),
+        ([words[0]], ["biker"], {"reach": 2}),
         ([words[0]], [], {"mode": "scale", "gamma": -20, "nu": 8}),
     ):
         plans = [one.planned(minus, plus, settings={**steerer.defaults, **settings})[0] for one in (steerer, general)]

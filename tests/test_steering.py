@@ -1,6 +1,7 @@
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,6 +152,11 @@ def literal(steerer, q, plan, image):
             else:
                 mask = largest(now, how.nu, how.per)
                 change[..., edit.unit] += (edit.amount - 1) * now * mask
+        if how.mode == "place" and how.reach and (concept in sets or not placed):
+            own = [e.sub_unit for e in concept.edits]
+            for unit in set(range(steerer.atlas.d_out)) - {int(steerer.atlas.units[s]) for s in own}:
+                carried = sum(float(steerer.atlas.streams[s, unit]) for s in own) / len(own)
+                change[..., unit] += (1 if concept in sets else -1) * how.reach * carried * region(concept)
     return change
 
 
@@ -162,8 +168,10 @@ SETTINGS = [
     {"mode": "place", "nu": 10, "per": "image", "level": "stream", "smooth": True},
     {"mode": "place", "nu": 10, "fill": 6, "level": "stream", "smooth": True, "plus": []},
     {"mode": "place", "nu": 7, "per": "image", "fill": 6, "level": "reference", "smooth": False, "plus": []},
+    {"mode": "place", "nu": 10, "level": "stream", "reach": 1.5, "smooth": True},
+    {"mode": "place", "nu": 10, "reach": 2.0, "fill": 0, "plus": []},
     {"mode": "place", "nu": 5, "where": (20, 20, 70, 80)},
-    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80), "plus": [], "fill": 3},
+    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80), "plus": [], "fill": 3, "reach": 1.0},
     {"mode": "place", "nu": 5, "where": np.eye(16, dtype=bool)},
 ]
 
@@ -456,3 +464,17 @@ def test_a_wrong_call_is_one_line(steerer, scenes, call, said):
     with pytest.raises((SpecError, ImageError), match=said):
         call(steerer, scenes[0].image)
     assert steerer.captions([], []) == []
+
+
+def test_a_word_that_reaches_other_units_is_told_and_needs_streams(steerer):
+    far = steerer.plan(minus=["dog"], plus=["biker"], reach=2)
+    assert "the units without one moved by 2 x stream" in str(far)
+    assert "moved by" not in str(steerer.plan(minus=["dog"], plus=["biker"], reach=0))
+    gone = steerer.plan(minus=["dog"], reach=2, gamma=1, fill=0)
+    assert "the units without one moved by -2 x stream" in str(gone)
+    assert gone.changes
+    assert not gone.folds
+    assert Plan.from_dict(gone.to_dict()) == gone
+    bare = Steerer.of(steerer.vlm, replace(steerer.atlas, streams=None), steerer.matcher)
+    with pytest.raises(AtlasError, match="has no streams; build it again"):
+        bare.plan(minus=["dog"], level="reference", fill=0, reach=1)
