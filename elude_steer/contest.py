@@ -303,7 +303,7 @@ class Comparison:
         return _alike([self._vectors(method, seed) for seed in self.size.seeds])
 
     def repeated(self, method: str) -> float:
-        """How alike the dictionaries of several runs on the same tokens are."""
+        """How alike the dictionaries of several runs on the same tokens are; NaN before there is a second."""
         return _alike([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
 
 
@@ -312,9 +312,9 @@ def _do(made: object) -> None:
 
 
 def _alike(paths: Sequence[Path]) -> float:
-    runs = [baselines.by_unit(**read_tensors(path)) for path in paths]
+    runs = [baselines.by_unit(**read_tensors(path)) for path in paths if path.exists()]
     pairs = list(combinations(runs, 2))
-    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else 1.0
+    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else float("nan")
 
 
 def _varied(spec: SaeSpec) -> dict[str, float]:

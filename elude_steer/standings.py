@@ -17,6 +17,10 @@ from elude_steer.storage import write_file
 from elude_steer.sweep import grid_points
 
 
+def _known(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.3f}"
+
+
 def _points(size: Size) -> int:
     (count,) = {len(grid_points(thinned({**grid, **SETTINGS}, size.grid))) for grid in GRIDS.values()}
     return count
@@ -64,7 +68,7 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
         lines.append(
             f"| {method} | {get('latents'):.0f} | {get('MS-Score'):.1f} | {get('clean'):.1%} | {get('objects'):.0f} | "
             f"{get('named rightly'):.1%} | {100 * get('R2'):.2f} | {get('same captions'):.1%} | "
-            f"{get('accuracy'):.1%} | {comparison.repeated(method):.3f} | {comparison.stability(method):.3f} | "
+            f"{get('accuracy'):.1%} | {_known(comparison.repeated(method))} | {_known(comparison.stability(method))} | "
             f"{get('collinearity'):.3f} | "
             f"{get('made') / 60:.1f} | {get('named') / 60:.1f} | {get('seconds') / 60:.1f} |"
         )
