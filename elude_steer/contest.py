@@ -36,6 +36,7 @@ from elude_steer.entries import GRIDS, METHODS, RULES, SETTINGS, SPLITS, SUPERVI
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
+from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.images import image_set
 from elude_steer.keys import key_of
 from elude_steer.pipeline import build
@@ -125,6 +126,11 @@ class Comparison:
     def held_out(self) -> Seen:
         """Scenes that nothing was made from."""
         return Seen.of(self.vlm, self._scorer[0], 77_001, self.size.scenes, self.work)
+
+    @cached_property
+    def many(self) -> Seen:
+        """So many of them that everything is shown by as many as the MS-Score looks at."""
+        return Seen.of(self.vlm, self._scorer[0], 77_001, self.size.many, self.work)
 
     @cached_property
     def edits(self) -> Contest:
@@ -237,12 +243,18 @@ class Comparison:
             made = json.loads(cost.read_text()) if cost.exists() else 0.0
             return {**found, "made": made, "named": named}
 
+        def of_many() -> dict[str, Any]:
+            peaks = gather_peaks(self.many.inputs(), lexicon()[0].dictionary.read, self.vlm.layer)
+            return {"MS-Score of many": mean_percent(peaks.scores())}
+
         def agreement() -> dict[str, Any]:
             return {"same captions": self.edits.agreement(lexicon()[0].dictionary)}
 
         row = {"method": method, "seed": seed, **kept(self.work / "results" / f"{stem}-measured.json", measured)}
-        said = kept(self.work / "results" / f"{stem}-captions-{key_of(REPORTED)[:8]}.json", agreement)
-        row |= {"same captions": said["same captions"], "seconds": row["seconds"] + said["seconds"]}
+        further = {f"many-{self.size.many}": of_many, f"captions-{key_of(REPORTED)[:8]}": agreement}
+        for name, make in further.items():
+            found = kept(self.work / "results" / f"{stem}-{name}.json", make)
+            row |= {**found, "seconds": row["seconds"] + found["seconds"]}
         for (mode, kind), grid in GRIDS.items():
             points = thinned({**grid, **SETTINGS}, self.size.grid)
             path = self.work / "results" / f"{stem}-{mode}-{kind}-{key_of(points, REPORTED)[:8]}.json"
@@ -277,7 +289,7 @@ class Comparison:
             self.store(seed)
         latents = len(self.atlas("gap", self.size.seeds[0]))
         kinds = [kind for kind in KINDS if method_of(kind) in methods]
-        crew.each([lambda: self.naming, lambda: self.held_out], lambda make: _do(make()))
+        crew.each([lambda: self.naming, lambda: self.many, lambda: self.held_out], lambda make: _do(make()))
         crew.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
 
     def _again(self, methods: Sequence[str], crew: Team) -> None:

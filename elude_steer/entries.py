@@ -60,6 +60,7 @@ class Size:
         seeds: of the token draw.
         pictures: that are probed and name latents; None as the recipe has it.
         scenes: that are reported.
+        many: held-out scenes for a second MS-Score.
         tuning: scenes that settings are chosen on.
         epochs: of an autoencoder; pursuit, which takes ten times as long a step, has a third of them.
         trials: points of an autoencoder's grid, on the first seed, with a sixth of its tokens and half of the epochs.
@@ -70,6 +71,7 @@ class Size:
     seeds: tuple[int, ...] = (42, 123, 999)
     pictures: int | None = None
     scenes: int = 500
+    many: int = 3000
     tuning: int = 48
     epochs: int = 6
     trials: int = 9
@@ -77,7 +79,7 @@ class Size:
     runs: int = 3
 
 
-SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, tuning=4, epochs=2, trials=1, grid=1, runs=2)
+SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, many=24, tuning=4, epochs=2, trials=1, grid=1, runs=2)
 
 
 def check_methods(methods: Sequence[str]) -> Sequence[str]:

@@ -141,32 +141,68 @@ def scatter(
     names: Sequence[str] = (),
     side: int = 520,
 ) -> Image.Image:
-    """Points between 0 and 1 on both axes, some of them marked; with names they bear numbers, told at the right."""
+    """Points on axes that fit them, some of them marked; with names they bear numbers, told at the right."""
     left, top, inner = 64, 24, side - 96
     picture = Image.new("RGB", (side + (260 if names else 0), side), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
-    for tick in range(6):
-        at = tick / 5
-        across, up = left + at * inner, top + (1 - at) * inner
-        draw.line((left, up, left + inner, up), fill=(228, 230, 235))
-        draw.line((across, top, across, top + inner), fill=(228, 230, 235))
-        draw.text((left - 10, up), f"{at:.1f}", fill=(80, 86, 96), font=font, anchor="rm")
-        draw.text((across, top + inner + 8), f"{at:.1f}", fill=(80, 86, 96), font=font, anchor="ma")
+    across, up = (_ticks(values) for values in zip(*points, strict=True))
+
+    def at(point: tuple[float, float]) -> tuple[float, float]:
+        shares = [(v - t[0]) / (t[-1] - t[0]) for v, t in zip(point, (across, up), strict=True)]
+        return left + shares[0] * inner, top + (1 - shares[1]) * inner
+
+    for tick in across:
+        place = at((tick, up[0]))[0]
+        draw.line((place, top, place, top + inner), fill=(228, 230, 235))
+        draw.text((place, top + inner + 8), f"{tick:.4g}", fill=(80, 86, 96), font=font, anchor="ma")
+    for tick in up:
+        place = at((across[0], tick))[1]
+        draw.line((left, place, left + inner, place), fill=(228, 230, 235))
+        draw.text((left - 10, place), f"{tick:.4g}", fill=(80, 86, 96), font=font, anchor="rm")
     draw.text((left + inner / 2, side - 26), x, fill=(30, 33, 40), font=font, anchor="ma")
     label = Image.new("RGB", (200, 22), "white")
     ImageDraw.Draw(label).text((100, 2), y, fill=(30, 33, 40), font=font, anchor="ma")
     picture.paste(label.rotate(90, expand=True), (2, top + inner // 2 - 100))
+    places = [at(point) for point in points]
     order = [i for i in range(len(points)) if i not in set(marked)] + list(marked)
+    taken = list(places)
     for number in order:
-        px, py = left + points[number][0] * inner, top + (1 - points[number][1]) * inner
-        radius, colour = (7, (205, 60, 40)) if number in marked else (4, (70, 110, 190))
-        radius = 10 if names else radius
-        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline="white")
+        (px, py), ink = places[number], (205, 60, 40) if number in marked else (70, 110, 190)
         if names:
-            draw.text((px, py), str(number + 1), fill="white", font=ImageFont.load_default(12), anchor="mm")
+            tag = _free(places[number], taken, (left, top, left + inner, top + inner))
+            taken.append(tag)
+            draw.line((px, py, *tag), fill=ink)
+            draw.text(tag, str(number + 1), fill=ink, font=font, anchor="mm", stroke_width=3, stroke_fill="white")
+        radius = 6 if number in marked else 4
+        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=ink, outline="white")
     for number, name in enumerate(names):
         draw.text((side - 4, top + 22 * number), f"{number + 1}  {name}", fill=(30, 33, 40), font=font, anchor="la")
     return picture
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers, evenly spaced, from the smallest value or below to the largest or above."""
+    low, high = min(values), max(values)
+    span = max(high - low, 0.05 * max(abs(low), abs(high)), 1e-9)
+    rough = span / 4
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = next(float(power * round_) for round_ in (1, 2, 2.5, 5, 10) if power * round_ >= rough)
+    first, last = int(np.floor(low / step + 1e-4)), int(np.ceil(high / step - 1e-4))
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def _free(
+    point: tuple[float, float], taken: Sequence[tuple[float, float]], frame: tuple[float, float, float, float]
+) -> tuple[float, float]:
+    """The nearest place for a number beside a point, inside the frame and apart from all that is taken."""
+    left, top, right, bottom = frame
+    for far in range(16, 200, 8):
+        for turn in np.linspace(0, 2 * np.pi, 16, endpoint=False) - np.pi / 2:
+            tag = (float(point[0] + far * np.cos(turn)), float(point[1] + far * np.sin(turn)))
+            inside = left + 8 < tag[0] < right - 8 and top + 8 < tag[1] < bottom - 8
+            if inside and all(np.hypot(tag[0] - a, tag[1] - b) >= 15 for a, b in taken):
+                return tag
+    return point
 
 
 def curves(

@@ -42,7 +42,7 @@ def test_a_small_comparison(tmp_path, monkeypatch):
         comparison.run(["magic"])
     table = write_results(comparison, rows, tmp_path).read_text()
     for method in TRIED:
-        assert table.count(f"| {method} |") == 1 + 4  # what latents mean, and two modes of two kinds of edits
+        assert table.count(f"| {method} |") == 1 + 8  # what latents mean; two modes of two kinds of edits at two points
     assert (tmp_path / "toyland-pareto.png").stat().st_size > 1000
     assert len(json.loads((tmp_path / "toyland.json").read_text())) == len(rows)
     again = Comparison(comparison.work, SMALL)  # goes on where it was
@@ -58,6 +58,7 @@ def every_method_and_seed_has_a_row(rows):
             assert 0 <= row[part]["success"] <= 1
             assert set(row[part]["intervals"]) >= {"success", "kept", "harmonic"}
             assert row[part]["settings"]["mode"] == part.split()[0]
+            assert row[part]["cleanest"]["edits"] == row[part]["edits"]
 
 
 def parts_of_units_are_faithful_and_as_many_as_those_of_elude(rows):

@@ -237,6 +237,17 @@ def test_points_stand_where_their_values_say():
     assert blue[24 + 212, 64 + 212]
 
 
+def test_axes_fit_the_points():
+    crowd = [(0.61, 1.0), (0.62, 1.0), (0.615, 0.9)]
+    picture = np.asarray(scatter(crowd, x="a", y="b", marked=[0], side=520))
+    rows, columns = np.nonzero((picture == (205, 60, 40)).all(-1))
+    assert abs(rows.mean() - 24) < 2 and columns.mean() < 64 + 40  # at the top left, though 0.61 is beyond the middle
+    blue = (picture == (70, 110, 190)).all(-1)
+    assert blue[:60].any() and blue[400:].any()
+    scatter([(0.5, 0.5)], x="a", y="b")  # one point alone has axes too
+    scatter([(0.0, 0.0)] * 40, x="a", y="b", names=["same"] * 40)  # all at one place
+
+
 def test_named_points_bear_numbers_and_are_told_beside_the_chart():
     points = [(0.2, 0.9), (0.7, 0.4)]
     plain, named = (np.asarray(scatter(points, x="a", y="b", names=n, side=520)) for n in ((), ("one", "another")))
