@@ -22,6 +22,7 @@ SETTINGS = (
     click.option("--kappa", type=int, help="Sub-units a word stands for."),
     click.option("--nu", help="Patches where they are changed, or all."),
     click.option("--per", type=click.Choice(["tile", "image"]), help="Whether nu counts a tile or a picture."),
+    click.option("--fit", type=float, help="Share of its peak that a word fires with where its region is."),
     click.option("--smooth/--no-smooth", default=None, help="Seek a word's region in neighbouring patches too."),
     click.option("--by", type=click.Choice(["label", "score"]), help="How sub-units are found."),
     click.option("--min-similarity", type=float, help="Least cosine of a word and a label."),

@@ -160,6 +160,8 @@ class Prepared:
             how = part.concept.settings
             share = smoothed(share, rows, columns) if how.smooth else share
             region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
+            if how.fit and share.max() > 0:
+                region &= share >= how.fit * share.max()
         return F.pad(region, (before, 0))
 
     def _marked(self, concept: Concept) -> list[Region]:

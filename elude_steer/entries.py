@@ -35,18 +35,20 @@ GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
         "mode": ("place",),
         "gamma": (-15,),
         "beta": (20,),
-        "reach": (0, 1, 2),
+        "reach": (2,),
         "fill": (0, 80),
         "kappa": (6, 24),
         "nu": (10,),
+        "fit": (0, 0.25, 0.35),
     },
     ("place", "replace"): {
         "mode": ("place",),
         "gamma": (-15,),
         "beta": (5, 20),
-        "reach": (0, 2),
+        "reach": (2,),
         "kappa": (6, 12, 24),
         "nu": (10,),
+        "fit": (0, 0.35),
     },
 }
 SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as the atlas has them

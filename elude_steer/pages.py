@@ -38,16 +38,18 @@ from elude_steer.visiting import (
 from elude_steer.vlm import PROMPT, telling
 
 T = TypeVar("T")
-TUNABLE = ("mode", "kappa", "nu", "gamma", "alpha", "beta", "fill")
+TUNABLE = ("mode", "kappa", "nu", "fit", "gamma", "alpha", "beta", "reach", "fill")
 # One line each, for people who have not read the paper.
 HINTS: Mapping[str, str] = {
     "mode": "place works on a region and can put things there; scale, the paper's, multiplies what already fires",
     "kappa": "how many sub-units a word stands for",
-    "nu": "how many patches of each tile are changed, or all; larger for large things and for places",
+    "nu": "how many patches of each tile are changed at most, or all; larger for large things and for places",
     "gamma": "what the sub-units of removed words are multiplied by",
     "alpha": "what those of added words are multiplied by (scale)",
     "beta": "how strongly added words are set (place)",
+    "reach": "how far the other units are moved with an added word (place); 0 leaves them alone",
     "fill": "how many sub-units of the surroundings take a removed word's place (place); 0 leaves a hole",
+    "fit": "how strongly, as a share of its peak, a word fires wherever its region is (place); 0 takes nu patches",
 }
 
 

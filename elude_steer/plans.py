@@ -84,15 +84,18 @@ class Plan:
             return 0.0
         if concept.sets:
             return how.reach
-        around = how.nu != "all" or self.region_of(concept) is not None
-        return 0.0 if any(other.sets for other in self.concepts) or not around else -how.reach
+        return 0.0 if any(other.sets for other in self.concepts) or not self.around(concept) else -how.reach
+
+    def around(self, concept: Concept) -> bool:
+        """Whether the region of a removed word leaves anything around it."""
+        how = concept.settings
+        return how.nu != "all" or how.fit > 0 or self.region_of(concept) is not None
 
     def fills(self, concept: Concept) -> bool:
         """Whether the surroundings take the place of a removed word: not if something else is placed there."""
         how = concept.settings
         wanted = concept.role == "minus" and how.mode == "place" and how.fill > 0 and bool(concept.edits)
-        around = how.nu != "all" or self.region_of(concept) is not None  # without, nothing is left around it
-        return wanted and around and not any(c.sets and self.region_of(c) is None for c in self.concepts)
+        return wanted and self.around(concept) and not any(c.sets and self.region_of(c) is None for c in self.concepts)
 
     def region_of(self, concept: Concept) -> Region | None:
         """The region that the user marked for a word; the plan's is for what is placed, or else for what goes."""
@@ -145,6 +148,9 @@ class Plan:
             amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
             how = f"set to {s.beta:g} x {s.level}" if place else amount
             where = "every patch" if s.nu == "all" else (f"a region of {patches}" if place else patches)
+            if place and s.fit:
+                most = "" if s.nu == "all" else f", {patches} at most"
+                where = f"a region of at least {s.fit:.0%} of the peak{most}"
             where = "the marked region" if place and self.region_of(concept) else where
             sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
             lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")

@@ -200,6 +200,7 @@ class SteeringSpec:
         kappa: How many sub-units a word stands for.
         nu: On how many patches; `all` is every patch.
         per: Whether nu counts in every tile or over the whole picture.
+        fit: Share of its peak that a word must fire with on a patch of its region, in `place`; nu is then the most.
         smooth: Whether a word's region is sought in the mean of neighbouring patches, in `place`.
         by: How sub-units are found.
         min_similarity: Sub-units found by a word less close than this are left alone.
@@ -215,6 +216,7 @@ class SteeringSpec:
     kappa: int | None = field(default=None, metadata={"min": 1})
     nu: int | Literal["all"] | None = field(default=None, metadata={"min": 1})
     per: Literal["tile", "image"] | None = None
+    fit: float | None = field(default=None, metadata={"min": 0})
     smooth: bool | None = None
     by: Literal["label", "score"] | None = None
     min_similarity: float | None = None

@@ -33,6 +33,8 @@ class Settings:
         kappa: How many sub-units a word stands for.
         nu: On how many patches, where a sub-unit fires most; `all` is every patch.
         per: Whether nu counts in every tile or over the whole picture.
+        fit: In `place`, the share of its peak in the picture that a word must fire with on a patch of its region, which
+            so fits small and large things; nu is then the most patches that it may have. 0 takes nu patches always.
         smooth: In `place`, whether a word's region is sought in the mean of neighbouring patches.
         by: How sub-units are found: by the closeness of their `label`, or by the `score` of the closest words.
         min_similarity: Sub-units found by a word less close than this are left alone.
@@ -48,6 +50,7 @@ class Settings:
     kappa: int = 100
     nu: int | Literal["all"] = 50
     per: Literal["tile", "image"] = "tile"
+    fit: float = 0.0
     smooth: bool = False
     by: Literal["label", "score"] = "label"
     min_similarity: float = -1.0
@@ -78,15 +81,17 @@ class Settings:
             raise SpecError(f"kappa is {self.kappa!r}; a whole number of sub-units stands for a word, at least 1.")
         if isinstance(self.fill, bool) or not isinstance(self.fill, int) or self.fill < 0:
             raise SpecError(f"fill is {self.fill!r}; it is a number of sub-units, 0 for none.")
-        for name in ("alpha", "gamma", "beta", "reach", "min_similarity"):
+        for name in ("alpha", "gamma", "beta", "reach", "fit", "min_similarity"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise SpecError(f"{name} is {value!r}; it is a finite number.")
+        if not 0 <= self.fit <= 1:
+            raise SpecError(f"fit is {self.fit:g}; it is a share of a word's peak, 0 to 1.")
         try:
             same = checked(self)
         except SpecError as error:  # it speaks of the line of a document, and there is none
             raise SpecError(re.sub(r"^Settings:\d+: ", "", str(error))) from error
-        numbers = {name: float(getattr(same, name)) for name in ("alpha", "gamma", "beta", "reach")}
+        numbers = {name: float(getattr(same, name)) for name in ("alpha", "gamma", "beta", "reach", "fit")}
         return replace(same, **numbers)  # type: ignore[arg-type]
 
 
@@ -103,6 +108,7 @@ class Given(TypedDict, total=False):
     kappa: int | None
     nu: int | str | None
     per: str | None
+    fit: float | None
     smooth: bool | None
     by: str | None
     min_similarity: float | None

@@ -263,7 +263,7 @@ def _settings(gr: Any, page: Page) -> list[Any]:
     made, values = [], dict(zip(TUNABLE, page.fields(), strict=True))
     about = {"label": "mode", "info": HINTS["mode"], "elem_id": "set-mode"}
     made.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
-    for names in (TUNABLE[1:4], TUNABLE[4:]):
+    for names in (TUNABLE[1:5], TUNABLE[5:]):
         with gr.Row():
             for name in names:
                 kind = gr.Textbox if name == "nu" else gr.Number

@@ -111,7 +111,9 @@ def literal(steerer, q, plan, image):
             return torch.from_numpy(marked.covers(steerer.vlm.grid(image.size).boxes, image.size))
         minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
         values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
-        return largest(neighbours(values) if how.smooth else values, how.nu, how.per)
+        values = neighbours(values) if how.smooth else values
+        found = largest(values, how.nu, how.per)
+        return found & (values >= how.fit * values.max()) if how.fit else found
 
     def level(sub_units, kind, at):
         if kind == "reference":
@@ -170,6 +172,9 @@ SETTINGS = [
     {"mode": "place", "nu": 7, "per": "image", "fill": 6, "level": "reference", "smooth": False, "plus": []},
     {"mode": "place", "nu": 10, "level": "stream", "reach": 1.5, "smooth": True},
     {"mode": "place", "nu": 10, "reach": 2.0, "fill": 0, "plus": []},
+    {"mode": "place", "nu": 16, "fit": 0.35, "level": "stream", "reach": 2.0, "smooth": True},
+    {"mode": "place", "nu": 30, "per": "image", "fit": 0.5, "fill": 6, "plus": []},
+    {"mode": "place", "nu": "all", "fit": 0.6, "fill": 6, "level": "stream", "plus": []},
     {"mode": "place", "nu": 5, "where": (20, 20, 70, 80)},
     {"mode": "place", "nu": 5, "where": (20, 20, 70, 80), "plus": [], "fill": 3, "reach": 1.0},
     {"mode": "place", "nu": 5, "where": np.eye(16, dtype=bool)},
