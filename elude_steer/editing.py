@@ -198,7 +198,9 @@ class Prepared:
                 moved = (part.amounts - now) * self.region(part, q, covers, known)[..., None]
             else:
                 moved = (part.amounts - 1) * now
-                if part.concept.settings.nu != "all":
+                if part.concept.settings.fits:
+                    moved = moved * self.region(part, q, covers, known)[..., None]
+                elif part.concept.settings.nu != "all":
                     moved = moved * part.chosen(now, known, self._shape(q, covers)[2])
             part.rows.add(total, moved)
         self._fill(total, q, covers, known)
@@ -249,7 +251,7 @@ class Prepared:
         for part in self.parts:
             now = part.activations(q)
             fires = (now / on(part.reference)).clamp_min(0).mean(-1)
-            if part.concept.sets:
+            if part.concept.sets or part.concept.settings.fits:
                 touched = self.region(part, q, covers).float()
             else:
                 touched = part.chosen(now, None, before).float().mean(-1)

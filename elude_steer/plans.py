@@ -89,7 +89,7 @@ class Plan:
     def around(self, concept: Concept) -> bool:
         """Whether the region of a removed word leaves anything around it."""
         how = concept.settings
-        return how.nu != "all" or how.fit > 0 or self.region_of(concept) is not None
+        return how.nu != "all" or how.fits or self.region_of(concept) is not None
 
     def fills(self, concept: Concept) -> bool:
         """Whether the surroundings take the place of a removed word: not if something else is placed there."""
@@ -106,8 +106,8 @@ class Plan:
     def folds(self) -> bool:
         """Whether the edit is linear in the layer's input: every patch, and nothing set."""
         touched = [c for c in self.concepts if c.edits]
-        scaled = (c.settings.nu == "all" and not (c.sets or self.fills(c) or self.reach_of(c)) for c in touched)
-        return all(scaled)
+        others = (c.sets or c.settings.fits or self.fills(c) or self.reach_of(c) for c in touched)
+        return all(c.settings.nu == "all" for c in touched) and not any(others)
 
     @property
     def key(self) -> str:
@@ -148,10 +148,10 @@ class Plan:
             amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
             how = f"set to {s.beta:g} x {s.level}" if place else amount
             where = "every patch" if s.nu == "all" else (f"a region of {patches}" if place else patches)
-            if place and s.fit:
-                most = "" if s.nu == "all" else f", {patches} at most"
-                where = f"a region of at least {s.fit:.0%} of the peak{most}"
-            where = "the marked region" if place and self.region_of(concept) else where
+            if s.fits:
+                most = "" if s.nu == "all" else f", at most {patches}"
+                where = f"the region with {s.fit:.0%} of its peak{most}"
+            where = "the marked region" if (place or s.fits) and self.region_of(concept) else where
             sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
             lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
             named: dict[tuple[str, float], int] = {}

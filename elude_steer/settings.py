@@ -34,7 +34,8 @@ class Settings:
         nu: On how many patches, where a sub-unit fires most; `all` is every patch.
         per: Whether nu counts in every tile or over the whole picture.
         fit: In `place`, the share of its peak in the picture that a word must fire with on a patch of its region, which
-            so fits small and large things; nu is then the most patches that it may have. 0 takes nu patches always.
+            so fits small and large things; nu is then the most patches that it may have, and nothing outside is
+            changed. 0 takes nu patches always, for minus words those where each sub-unit fires most.
         smooth: In `place`, whether a word's region is sought in the mean of neighbouring patches.
         by: How sub-units are found: by the closeness of their `label`, or by the `score` of the closest words.
         min_similarity: Sub-units found by a word less close than this are left alone.
@@ -70,6 +71,11 @@ class Settings:
             return _checked(**merged)
         except TypeError as error:  # a list cannot be a setting
             raise SpecError(f"a setting is a single value ({error}).") from error
+
+    @property
+    def fits(self) -> bool:
+        """Whether a word is changed on a region of the thing's own size, and nowhere else."""
+        return self.mode == "place" and self.fit > 0
 
     def checked(self) -> Settings:
         """The same; raises where a value cannot be meant."""

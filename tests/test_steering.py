@@ -113,7 +113,7 @@ def literal(steerer, q, plan, image):
         values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
         values = neighbours(values) if how.smooth else values
         found = largest(values, how.nu, how.per)
-        return found & (values >= how.fit * values.max()) if how.fit else found
+        return found & (values >= how.fit * values.max()) if how.fit and values.max() > 0 else found
 
     def level(sub_units, kind, at):
         if kind == "reference":
@@ -152,7 +152,8 @@ def literal(steerer, q, plan, image):
                     assert edit.amount == pytest.approx(float(own), rel=1e-4, abs=1e-4)
                 change[..., edit.unit] += (edit.amount - now) * region(concept)
             else:
-                mask = largest(now, how.nu, how.per)
+                fits = how.mode == "place" and how.fit
+                mask = region(concept) if fits else largest(now, how.nu, how.per)
                 change[..., edit.unit] += (edit.amount - 1) * now * mask
         if how.mode == "place" and how.reach and (concept in sets or not placed):
             own = [e.sub_unit for e in concept.edits]
@@ -445,8 +446,11 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
     assert plan.fills(plan.concepts[0])
     both = steerer.plan(minus=["teddy"], plus=["bird"])
     assert not both.fills(both.concepts[0])
-    everywhere = steerer.plan(minus=["teddy"], nu="all")
+    everywhere = steerer.plan(minus=["teddy"], nu="all", fit=0)
     assert not everywhere.fills(everywhere.concepts[0])
+    fitted = steerer.plan(minus=["teddy"], nu="all", fit=0.3)
+    assert fitted.fills(fitted.concepts[0]) and not fitted.folds
+    assert "on the region with 30% of its peak\n" in str(fitted)
     result = steerer.steer("demos/images/toyland-teddy.png", minus={"teddy": {"where": box}}, plus=["bird"])
     marked = Region.of(box).covers(result.grid.boxes, result.image.size)
     assert (result.maps["bird"][1] == marked).all()  # what replaces a marked thing goes where the mark is
@@ -462,6 +466,7 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
         (lambda s, i: s.steer(None, minus=["dog"]), "a picture is a path, the bytes of a file or a PIL image"),
         (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: wants"),
         (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill is -1; it is a number of sub-units, 0 for none"),
+        (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit is 1.5; it is a share of a word's peak, 0 to 1"),
         (lambda s, i: s.plan(minus=["dog"], gama=3), "there is no setting 'gama'"),
     ],
 )

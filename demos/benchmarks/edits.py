@@ -30,6 +30,8 @@ ROWS: dict[str, dict[str, object]] = {
     "scale (the paper's mode)": {"mode": "scale", "gamma": -50, "alpha": 50},
     "level reference": {"level": "reference"},
     "region not smoothed": {"smooth": False},
+    "region of 10 patches": {"fit": 0, "nu": 10},
+    "no reach": {"reach": 0},
     "no fill": {"fill": 0},
 }
 
