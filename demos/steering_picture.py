@@ -17,7 +17,7 @@ SIDE, GAP = 300, 20
 def main() -> None:
     picture = Path(__file__).parent / "images" / "toyland-dog.png"
     both = {"minus": ["dog"], "plus": ["biker"]}
-    rows = [("minus dog", {"minus": ["dog"], "kappa": 6, "nu": 16}), ("minus dog, plus biker", both)]
+    rows = [("minus dog", {"minus": ["dog"], "kappa": 6}), ("minus dog, plus biker", both)]
     results = [(title, es.steer(picture, **words)) for title, words in rows]
     image, first = Image.open(picture).convert("RGB"), results[0][1]
     large, small = ImageFont.load_default(24), ImageFont.load_default(17)

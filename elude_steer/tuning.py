@@ -25,8 +25,8 @@ from elude_steer.vlm import PROMPT
 
 # What is tried where nobody says what: what decides a removal is gamma, what decides a replacement is beta.
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "remove": {"gamma": (-15, -50), "kappa": (16, 24), "nu": (8, 10, 14)},
-    "replace": {"beta": (10, 20), "kappa": (16, 24), "nu": (8, 10, 14)},
+    "remove": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
+    "replace": {"beta": (10, 20), "kappa": (12, 24), "nu": (6, 10, 16)},
 }
 
 

@@ -518,7 +518,7 @@ TAKEN = {
     "marked": {"plus": ["biker"], "mark": CORNER},
     "marked alone": {"path": TEDDY, "minus": [], "plus": ["bird"], "mark": LOW},
     "marked with settings": {"path": TEDDY, "minus": ["teddy"], "plus": ["dog"], "mark": CORNER, "beta": 30.0},
-    "marked for what goes": {"path": TRAIN, "minus": ["train"], "mark": CORNER},
+    "marked for what goes": {"path": TRAIN, "minus": ["train"], "mark": LOW},
     "marked against the mode": {"path": TEDDY, "minus": ["teddy"], "plus": ["dog"], "mark": CORNER, "mode": "scale"},
 }
 
@@ -653,7 +653,7 @@ def test_words_and_questions_have_a_longest_length(page):
             press(wanted(prompt="a" * 1001))
     with pytest.raises(SpecError, match="has 5,000 letters"):
         page.search("a" * 5000)
-    assert page.settings(["place", 24, "9" * 5000, -15, 15, 20, 80])["nu"] == "9" * 5000  # refused as no number
+    assert page.settings(["place", 24, "9" * 5000, 0, -15, 15, 20, 2, 80])["nu"] == "9" * 5000  # refused as no number
 
 
 def test_what_an_edit_brought_leaves_with_the_picture(page):

@@ -36,12 +36,22 @@ def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
 
 
 def test_a_world_is_tuned_by_its_own_words(steerer):
-    found = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [1, -50], "fill": [0]}, least_kept=0.5)
-    assert found.best == {"gamma": -50, "fill": 0}
+    found = tune(
+        steerer,
+        toyland_world(60_003, 6),
+        grid={"gamma": [1, -50], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
+        least_kept=0.5,
+    )
+    assert found.best == {"gamma": -50, "fill": 0, "reach": 0, "fit": 0, "kappa": 24}
     assert [row["gamma"] for row in found.rows] == [-50, 1]
     assert found.notes == ()
     assert "harmonic" in repr(found).splitlines()[0]
-    kept = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [1, -50], "fill": [0]}, by="kept")
+    kept = tune(
+        steerer,
+        toyland_world(60_003, 6),
+        grid={"gamma": [1, -50], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
+        by="kept",
+    )
     assert kept.best["gamma"] == 1
 
 
@@ -76,7 +86,12 @@ def test_a_word_that_the_baseline_does_not_say_is_told(steerer, scene):
     absent = next(w for w in toyland.OBJECTS if w not in scene.objects)
     found = tune(steerer, scene.image, minus=absent, grid={"gamma": [1]})
     assert found.notes[1].startswith(f"the baseline does not say '{absent}'")
-    undone = tune(steerer, scene.image, minus=scene.objects[0], grid={"gamma": [1], "fill": [0]})
+    undone = tune(
+        steerer,
+        scene.image,
+        minus=scene.objects[0],
+        grid={"gamma": [1], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
+    )
     assert undone.notes[1].startswith("no point of the grid did what was asked for")
 
 
