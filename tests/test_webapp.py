@@ -245,7 +245,7 @@ def test_settings_count_and_can_be_reset(visit, page):
     visitor.press()
     assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"], nu=6, kappa=17, mode="scale")
     visitor.page.locator("#reset").click()
-    visitor.page.wait_for_function("document.querySelector('#set-kappa input').value === '24'", timeout=WAIT)
+    visitor.page.wait_for_function("document.querySelector('#set-kappa input').value === '12'", timeout=WAIT)
     visitor.press()
     assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"])
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("many")
@@ -321,7 +321,7 @@ def test_a_shipped_edit_is_one_press_away(visit, page):
     visitor = visit()
     visitor.example("dog")
     visitor.edit(1)
-    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"], nu=6)
+    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"])
 
 
 def test_the_explorer_finds_sub_units_and_shows_what_they_fire_for(visit, page):
@@ -572,8 +572,8 @@ def test_the_same_example_once_more_takes_the_mark_away(visit):
 def test_settings_of_an_edit_leave_with_its_picture(visit, page):
     visitor = visit()
     visitor.example("dog")
-    visitor.edit(1)
-    assert "not the atlas's own: nu 6" in visitor.page.locator("#said").inner_text()
+    visitor.edit(0)
+    assert "not the atlas's own: kappa 6" in visitor.page.locator("#said").inner_text()
     visitor.example("teddy")
     visitor.words("minus", "teddy")
     visitor.words("plus")
