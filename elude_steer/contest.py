@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
@@ -32,7 +32,18 @@ from elude_steer.comparing import (
 )
 from elude_steer.dissection import Dissection
 from elude_steer.edits import toyland_world
-from elude_steer.entries import GRIDS, METHODS, RULES, SETTINGS, SPLITS, SUPERVISED, Size, check_methods, method_of
+from elude_steer.entries import (
+    GRIDS,
+    METHODS,
+    RULES,
+    SETTINGS,
+    SPLITS,
+    SUPERVISED,
+    Size,
+    check_methods,
+    method_of,
+    thinned,
+)
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
@@ -250,7 +261,10 @@ class Comparison:
         def agreement() -> dict[str, Any]:
             return {"same captions": self.edits.agreement(lexicon()[0].dictionary)}
 
-        row = {"method": method, "seed": seed, **kept(self.work / "results" / f"{stem}-measured.json", measured)}
+        path = self.work / "results" / f"{stem}-measured.json"
+        if not path.exists():
+            lexicon()  # making and naming have costs of their own
+        row = {"method": method, "seed": seed, **kept(path, measured)}
         further = {f"many-{self.size.many}": of_many, f"captions-{key_of(REPORTED)[:8]}": agreement}
         for name, make in further.items():
             found = kept(self.work / "results" / f"{stem}-{name}.json", make)
@@ -341,8 +355,3 @@ def _varied(spec: SaeSpec) -> dict[str, float]:
 
 def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
     return {"atoms": dictionary.atoms.contiguous(), "units": dictionary.units.contiguous()}
-
-
-def thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
-    """A grid with fewer values of each setting, for trials."""
-    return grid if most is None else {name: values[:most] for name, values in grid.items()}

@@ -90,3 +90,8 @@ def check_methods(methods: Sequence[str]) -> Sequence[str]:
         if method not in METHODS:
             raise SpecError(f"there is no method '{method}'; there are {', '.join(METHODS)}.")
     return methods
+
+
+def thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
+    """A grid with fewer values of each setting, for trials."""
+    return grid if most is None else {name: values[:most] for name, values in grid.items()}

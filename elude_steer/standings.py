@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from elude_steer import figures
-from elude_steer.contest import Comparison, thinned
-from elude_steer.entries import GRIDS, SETTINGS, Size
+from elude_steer.contest import Comparison
+from elude_steer.entries import GRIDS, SETTINGS, Size, thinned
 from elude_steer.storage import write_file
 from elude_steer.sweep import grid_points
 
