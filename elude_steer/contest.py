@@ -32,18 +32,7 @@ from elude_steer.comparing import (
 )
 from elude_steer.dissection import Dissection
 from elude_steer.edits import toyland_world
-from elude_steer.entries import (
-    GRIDS,
-    METHODS,
-    RULES,
-    SETTINGS,
-    SPLITS,
-    SUPERVISED,
-    Size,
-    check_methods,
-    method_of,
-    thinned,
-)
+from elude_steer.entries import METHODS, RULES, SPLITS, SUPERVISED, Size, check_methods, grids, method_of
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
@@ -269,8 +258,7 @@ class Comparison:
         for name, make in further.items():
             found = kept(self.work / "results" / f"{stem}-{name}.json", make)
             row |= {**found, "seconds": row["seconds"] + found["seconds"]}
-        for (mode, kind), grid in GRIDS.items():
-            points = thinned({**grid, **SETTINGS}, self.size.grid)
+        for (mode, kind), points in grids(self.size).items():
             path = self.work / "results" / f"{stem}-{mode}-{kind}-{key_of(points, REPORTED)[:8]}.json"
             row[f"{mode} {kind}"] = kept(path, lambda: self.edits.steer(lexicon()[0], kind, points))  # noqa: B023
             row["seconds"] += row[f"{mode} {kind}"]["seconds"]

@@ -92,6 +92,7 @@ def check_methods(methods: Sequence[str]) -> Sequence[str]:
     return methods
 
 
-def thinned(grid: Mapping[str, Sequence[Any]], most: int | None) -> Mapping[str, Sequence[Any]]:
-    """A grid with fewer values of each setting, for trials."""
-    return grid if most is None else {name: values[:most] for name, values in grid.items()}
+def grids(size: Size) -> dict[tuple[str, Kind], dict[str, Sequence[Any]]]:
+    """What every method tries, by mode and kind of edit."""
+    whole = {at: {**grid, **SETTINGS} for at, grid in GRIDS.items()}
+    return {at: {name: values[: size.grid] for name, values in grid.items()} for at, grid in whole.items()}

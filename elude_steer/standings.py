@@ -12,7 +12,7 @@ import numpy as np
 
 from elude_steer import figures
 from elude_steer.contest import Comparison
-from elude_steer.entries import GRIDS, SETTINGS, Size, thinned
+from elude_steer.entries import Size, grids
 from elude_steer.storage import write_file
 from elude_steer.sweep import grid_points
 
@@ -22,7 +22,7 @@ def _known(value: float) -> str:
 
 
 def _points(size: Size) -> int:
-    (count,) = {len(grid_points(thinned({**grid, **SETTINGS}, size.grid))) for grid in GRIDS.values()}
+    (count,) = {len(grid_points(grid)) for grid in grids(size).values()}
     return count
 
 
