@@ -66,6 +66,7 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
         f"{size.scenes:,} scenes some 4 % show a given object, so that most of the 100 cannot have one in common, and "
         "what counts is how nearly a latent is off for the rest; among more scenes, as in the paper, it says whether "
         "the strongest belong together.",
+        "- Latents that never fire on these scenes count neither for the MS-Score nor for the clean share.",
         "- Clean (at least 60 % of a latent's 100 strongest patches show one thing), objects that some clean "
         "latent shows (of 44), clean latents that are named rightly.",
         "- R2 and captions that stay word for word where the layer gives what the latents make of it; patches that a "
@@ -84,14 +85,14 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
         "",
         "## What latents mean, and whether the model is still the model",
         "",
-        f"| method | latents | MS-Score | of {size.many:,} | clean | objects | named | R2 | captions | head | "
+        f"| method | latents | never fire | MS-Score | of {size.many:,} | clean | objects | named | R2 | captions | head | "
         "same tokens | other tokens | collinearity | make | name | measure |",
-        "|" + "---|" * 16,
+        "|" + "---|" * 17,
     ]
     for method in methods:
         get = partial(mean, method)
         lines.append(
-            f"| {method} | {get('latents'):.0f} | {get('MS-Score'):.1f} | {get('MS-Score of many'):.1f} | "
+            f"| {method} | {get('latents'):.0f} | {get('never fire'):.1%} | {get('MS-Score'):.1f} | {get('MS-Score of many'):.1f} | "
             f"{get('clean'):.1%} | {get('objects'):.0f} | "
             f"{get('named rightly'):.1%} | {100 * get('R2'):.2f} | {get('same captions'):.1%} | "
             f"{get('accuracy'):.1%} | {_known(comparison.repeated(method))} | {_known(comparison.stability(method))} | "
