@@ -85,15 +85,15 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
         "",
         "## What latents mean, and whether the model is still the model",
         "",
-        f"| method | latents | never fire | MS-Score | of {size.many:,} | clean | objects | named | R2 | captions | head | "
-        "same tokens | other tokens | collinearity | make | name | measure |",
+        f"| method | latents | never fire | MS-Score | of {size.many:,} | clean | objects | named | R2 | captions | "
+        "head | same tokens | other tokens | collinearity | make | name | measure |",
         "|" + "---|" * 17,
     ]
     for method in methods:
         get = partial(mean, method)
         lines.append(
-            f"| {method} | {get('latents'):.0f} | {get('never fire'):.1%} | {get('MS-Score'):.1f} | {get('MS-Score of many'):.1f} | "
-            f"{get('clean'):.1%} | {get('objects'):.0f} | "
+            f"| {method} | {get('latents'):.0f} | {get('never fire'):.1%} | {get('MS-Score'):.1f} | "
+            f"{get('MS-Score of many'):.1f} | {get('clean'):.1%} | {get('objects'):.0f} | "
             f"{get('named rightly'):.1%} | {100 * get('R2'):.2f} | {get('same captions'):.1%} | "
             f"{get('accuracy'):.1%} | {_known(comparison.repeated(method))} | {_known(comparison.stability(method))} | "
             f"{get('collinearity'):.3f} | "
