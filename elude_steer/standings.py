@@ -12,7 +12,7 @@ import numpy as np
 
 from elude_steer import figures
 from elude_steer.contest import Comparison
-from elude_steer.entries import Size, grids
+from elude_steer.entries import SUPERVISED, Size, grids
 from elude_steer.storage import write_file
 from elude_steer.sweep import grid_points
 
@@ -102,9 +102,10 @@ def write_results(comparison: Comparison, rows: Sequence[Mapping[str, Any]], out
     for kind in ("remove", "replace"):
         for title, point in (("", None), (", at the cleanest point", "cleanest")):
             lines += _steering(of, kind, title, point)
-    points = [(mean(method, "MS-Score of many") / 100, max(0.0, mean(method, "R2"))) for method in methods]
-    marked = [number for number, method in enumerate(methods) if method.startswith("ELUDe")]
-    chart = figures.scatter(points, x=f"MS-Score of {size.many:,} scenes", y="R2", marked=marked, names=methods)
+    shown = [method for method in methods if method not in SUPERVISED]  # directions rebuild nothing: far below all
+    points = [(mean(method, "MS-Score of many") / 100, mean(method, "R2")) for method in shown]
+    marked = [number for number, method in enumerate(shown) if method.startswith("ELUDe")]
+    chart = figures.scatter(points, x=f"MS-Score of {size.many:,} scenes", y="R2", marked=marked, names=shown)
     write_file(out / "toyland-pareto.png", lambda file: chart.save(file, "PNG"))
     lines += ["", "![MS-Score against R2; ELUDe is red](toyland-pareto.png)", ""]
     write_file(out / "toyland.md", lambda file: file.write("\n".join(lines).encode()))
