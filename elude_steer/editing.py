@@ -14,6 +14,7 @@ from torch import nn
 
 from elude_steer.atlas import Atlas
 from elude_steer.errors import ModelError
+from elude_steer.patches import strongest_mask, word_mask
 from elude_steer.plans import Concept, Plan
 from elude_steer.regions import Region
 from elude_steer.splitting import SubUnits, layer_parameters
@@ -156,12 +157,7 @@ class Prepared:
             if not minus:
                 raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
             shares = [one.activations(q, known)[:, before:] / on(one.reference) for one in minus]
-            share = torch.cat(shares, -1).mean(-1)
-            how = part.concept.settings
-            share = smoothed(share, rows, columns) if how.smooth else share
-            region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
-            if how.fit and share.max() > 0:
-                region &= share >= how.fit * share.max()
+            region = word_mask(torch.cat(shares, -1).mean(-1), part.concept.settings, (rows, columns))
         return F.pad(region, (before, 0))
 
     def _marked(self, concept: Concept) -> list[Region]:
@@ -191,17 +187,17 @@ class Prepared:
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
         known = {} if known is None else known
         for part in self.parts:
-            now = part.activations(q, known)
-            if part.rest is not None:
-                total += self.region(part, q, covers, known)[..., None] * part.rest
-            if part.concept.sets:
-                moved = (part.amounts - now) * self.region(part, q, covers, known)[..., None]
-            else:
-                moved = (part.amounts - 1) * now
-                if part.concept.settings.fits:
-                    moved = moved * self.region(part, q, covers, known)[..., None]
-                elif part.concept.settings.nu != "all":
-                    moved = moved * part.chosen(now, known, self._shape(q, covers)[2])
+            now, how = part.activations(q, known), part.concept.settings
+            moved = (part.amounts - now) if part.concept.sets else (part.amounts - 1) * now
+            inside = part.concept.sets or how.fits
+            if inside or part.rest is not None:
+                region = self.region(part, q, covers, known)[..., None]
+                if part.rest is not None:
+                    total += region * part.rest
+            if inside:
+                moved = moved * region
+            elif how.nu != "all":
+                moved = moved * part.chosen(now, known, self._shape(q, covers)[2])
             part.rows.add(total, moved)
         self._fill(total, q, covers, known)
         return _finite(total)
@@ -259,23 +255,6 @@ class Prepared:
                     touched = touched.maximum(self.region(part, q, covers).float())
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found
-
-
-def smoothed(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Each patch with its neighbours, those at its corners counting half, and nothing beyond the edge of a tile."""
-    near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
-    return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
-
-
-def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:
-    """Where each of m activations is among its nu largest, `(tiles, patches, m)` bool."""
-    tiles, patches, m = activations.shape
-    flat = activations if per == "tile" else activations.reshape(1, tiles * patches, m)
-    if nu == "all" or int(nu) >= flat.shape[1]:
-        return torch.ones_like(activations, dtype=torch.bool)
-    # A stable sort: of equal patches the first counts, and the tile of a square picture may be the picture again.
-    top = flat.sort(dim=1, descending=True, stable=True).indices[:, : int(nu)]
-    return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, top, True).reshape(tiles, patches, m)
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:

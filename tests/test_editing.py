@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
-from elude_steer.editing import Prepared, edited, smoothed, strongest_mask
+from elude_steer.editing import Prepared, edited
 from elude_steer.errors import ModelError
 from elude_steer.plans import Concept, Edit, Plan
 from elude_steer.regions import Region
@@ -203,23 +201,6 @@ def test_every_word_has_its_own_region(atlas, layer, q):
         Prepared.of(plan, atlas, layer).change(q)
 
 
-def test_smoothing_takes_the_neighbours_in(atlas, layer):
-    """Two neighbours that fire fairly well beat one that fires alone, and only with smoothing."""
-    share = torch.zeros(1, 12)
-    share[0, 0], share[0, 6], share[0, 7] = 1.0, 0.9, 0.9  # 3 rows of 4
-    slow = torch.zeros(3, 4)
-    for y in range(3):
-        for x in range(4):
-            for dy in (-1, 0, 1):
-                for dx in (-1, 0, 1):
-                    if 0 <= y + dy < 3 and 0 <= x + dx < 4:
-                        weight = 0.5 if dy and dx else 1.0
-                        slow[y, x] += weight * share.reshape(3, 4)[y + dy, x + dx] / 7
-    torch.testing.assert_close(smoothed(share, 3, 4).reshape(3, 4), slow)
-    assert int(share.argmax()) == 0
-    assert int(smoothed(share, 3, 4).argmax()) in (6, 7)
-
-
 def filled(atlas, sub_units, **how):
     return concept(atlas, sub_units, mode="place", **{"nu": 3, "fill": 4, "beta": 2.0, **how})
 
@@ -320,38 +301,6 @@ def test_a_user_who_marks_a_region_sees_it(atlas, layer, q):
     marked = np.eye(TILES, PATCHES, dtype=bool)
     plan = Plan((concept(atlas, [4], "plus", "cow", mode="place"),), Region.of((1, 1, 9, 9)))
     assert (Prepared.of(plan, atlas, layer).maps(q, lambda _region: marked)["cow"][1] == marked).all()
-
-
-# The strongest
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 9), st.integers(1, 3), st.integers(1, 40))
-def test_the_strongest_are_as_many_and_as_strong(seed, tiles, patches, m, nu):
-    values = torch.randn(tiles, patches, m, generator=torch.Generator().manual_seed(seed))
-    for per in ("tile", "image"):
-        mask = strongest_mask(values, nu, per)
-        groups = [(values[t], mask[t]) for t in range(tiles)]
-        if per == "image":
-            groups = [(values.flatten(0, 1), mask.flatten(0, 1))]
-        for value, chosen in groups:
-            for i in range(m):
-                inside, outside = value[chosen[:, i], i], value[~chosen[:, i], i]
-                assert len(inside) == min(nu, len(value))
-                assert not len(outside) or inside.min() >= outside.max()
-        assert (strongest_mask(values, nu + 1, per) | mask).equal(strongest_mask(values, nu + 1, per))
-    everything = strongest_mask(values, "all", "tile")
-    assert everything.all()
-    assert everything.equal(strongest_mask(values, tiles * patches, "image"))
-
-
-def test_equal_activations_still_count_one_by_one():
-    for per, count in (("tile", 6), ("image", 3)):
-        assert int(strongest_mask(torch.zeros(2, 5, 1), 3, per).sum()) == count
-
-
-def test_with_one_tile_both_scopes_are_one(q):
-    assert torch.equal(strongest_mask(q[:1], 4, "tile"), strongest_mask(q[:1], 4, "image"))
 
 
 # In the place of a layer

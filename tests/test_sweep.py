@@ -10,6 +10,9 @@ from elude_steer.edits import Outcome, Task, summary, toyland_world
 from elude_steer.errors import SpecError
 from elude_steer.sweep import Point, best, grid_points, sweep, try_settings, words_world
 
+# A grid in which gamma alone decides: nothing fills, reaches or fits.
+BARE = {"fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
+
 
 def point(success, kept, clean=0.0, **settings):
     outcome = Outcome(Task(0, "", "dog"), "", True, True, 1.0, (), True)
@@ -73,7 +76,7 @@ def test_words_are_read_whole_and_phrases_as_one():
 
 def test_a_picture_says_what_steering_says_the_best_first(steerer, scene):
     word = scene.objects[0]
-    grid = {"gamma": [1, -50], "nu": [6, 10], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
+    grid = {"gamma": [1, -50], "nu": [6, 10], **BARE}
     baseline, tried = try_settings(steerer, scene.image, word, None, grid)
     assert len(tried) == 4
     assert baseline == steerer.vlm.caption([scene.image])[0]
@@ -119,8 +122,7 @@ def test_a_point_without_a_place_for_the_new_word_does_nothing(steerer, scene):
 def test_a_sweep_is_in_the_order_of_its_grid_and_goes_on_where_it_was(steerer, tmp_path, monkeypatch):
     monkeypatch.setattr("elude_steer.sweep._PICTURES", 3)
     world, told = toyland_world(60_003, 5), []
-    plain = {"fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
-    given = {"grid": {"gamma": [1, -50], **plain}, "work": tmp_path, "step": told.append}
+    given = {"grid": {"gamma": [1, -50], **BARE}, "work": tmp_path, "step": told.append}
     points = sweep(steerer, world, "remove", **given)
     assert [p.settings["gamma"] for p in points] == [1, -50]
     assert points[0].score.kept == 1

@@ -12,6 +12,7 @@ from elude_steer.shipped import load_recipe
 from elude_steer.steering import Steerer
 from elude_steer.sweep import grid_points
 from elude_steer.tuning import GRIDS, Found, tune, tune_picture, tune_world
+from tests.test_sweep import BARE
 
 
 @pytest.fixture(autouse=True)
@@ -36,22 +37,13 @@ def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
 
 
 def test_a_world_is_tuned_by_its_own_words(steerer):
-    found = tune(
-        steerer,
-        toyland_world(60_003, 6),
-        grid={"gamma": [1, -50], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
-        least_kept=0.5,
-    )
-    assert found.best == {"gamma": -50, "fill": 0, "reach": 0, "fit": 0, "kappa": 24}
+    grid = {"gamma": [1, -50], **BARE}
+    found = tune(steerer, toyland_world(60_003, 6), grid=grid, least_kept=0.5)
+    assert found.best == {"gamma": -50, **{name: value for name, (value,) in BARE.items()}}
     assert [row["gamma"] for row in found.rows] == [-50, 1]
     assert found.notes == ()
     assert "harmonic" in repr(found).splitlines()[0]
-    kept = tune(
-        steerer,
-        toyland_world(60_003, 6),
-        grid={"gamma": [1, -50], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
-        by="kept",
-    )
+    kept = tune(steerer, toyland_world(60_003, 6), grid=grid, by="kept")
     assert kept.best["gamma"] == 1
 
 
@@ -86,12 +78,7 @@ def test_a_word_that_the_baseline_does_not_say_is_told(steerer, scene):
     absent = next(w for w in toyland.OBJECTS if w not in scene.objects)
     found = tune(steerer, scene.image, minus=absent, grid={"gamma": [1]})
     assert found.notes[1].startswith(f"the baseline does not say '{absent}'")
-    undone = tune(
-        steerer,
-        scene.image,
-        minus=scene.objects[0],
-        grid={"gamma": [1], "fill": [0], "reach": [0], "fit": [0], "kappa": [24]},
-    )
+    undone = tune(steerer, scene.image, minus=scene.objects[0], grid={"gamma": [1], **BARE})
     assert undone.notes[1].startswith("no point of the grid did what was asked for")
 
 
