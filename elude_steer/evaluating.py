@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -18,14 +18,11 @@ from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError, closest
 from elude_steer.evaluation.dictionary import collinearity, effective_rank, stability
 from elude_steer.evaluation.efficiency import measure
-from elude_steer.evaluation.faithfulness import R2, caption_agreement
-from elude_steer.evaluation.monosemanticity import Peaks, mean_percent
+from elude_steer.evaluation.faithfulness import caption_agreement
+from elude_steer.evaluation.monosemanticity import mean_percent
+from elude_steer.exhibits import Look, items_of, look, read_items, source_of, tower_of
 from elude_steer.heads import head_accuracy
 from elude_steer.hooks import swap_module
-from elude_steer.images import ImageSet, image_set
-from elude_steer.pipeline import load_tower
-from elude_steer.probing import read_item
-from elude_steer.recipe import ModelSpec
 from elude_steer.specimens import Specimens
 from elude_steer.splitting import layer_parameters, split_layer
 from elude_steer.storage import write_file
@@ -123,8 +120,13 @@ def evaluate(
             raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
     tower = tower_of(loaded, model, device)
-    read = pictures_of(loaded, images, limit)
-    seen = [picture for _, picture in read]
+    source = source_of(loaded, images, limit)
+    items = items_of(source, limit)
+    seen = Look(items)
+    passes = {"sums": "faithfulness" in measures, "peaks": "monosemanticity" in measures}
+    if any(passes.values()):  # one pass of the tower serves both
+        told("what the layer sees")
+        seen = look(loaded, tower, items, **passes)
     rows: list[Row] = []
     scores: dict[str, torch.Tensor] = {}
     for name in measures:
@@ -132,81 +134,31 @@ def evaluate(
         if name == "faithfulness":
             rows += _faithfulness(loaded, tower, seen)
             if head is not None:
-                names = [item.id for item in source_of(loaded, images, limit).items()]
-                kept, plain = head_accuracy(head, loaded, read, names, device=device)
+                names = [item.id for item in source.items()]
+                kept, plain = head_accuracy(head, loaded, seen.items, names, device=device)
                 rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
         elif name == "monosemanticity":
-            scores = {kind: peaks.scores() for kind, peaks in peaks_of(loaded, tower, seen).items()}
+            scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
             rows.append(Row(name, "MS-Score, %", mean_percent(scores["sub-units"]), mean_percent(scores["units"])))
             silent = [float(values.isnan().double().mean()) for values in scores.values()]
             rows.append(Row(name, "never fire", *silent))
         elif name == "dictionary":
             rows += _dictionary(loaded, other, tower)
         else:
-            rows += _efficiency(loaded, tower, seen[:8], warm_up, runs)
-    return Evaluation(loaded, tower, len(seen), tuple(rows), scores.get("sub-units"), scores.get("units"))
-
-
-def tower_of(atlas: Atlas, model: str | None = None, device: str | None = None) -> Tower:
-    """The model that an atlas was built for, or another copy of it."""
-    known = atlas.about["spec"]["model"]
-    tower = load_tower(ModelSpec(**{**known, **({"id": model, "revision": None} if model else {})}), device)
-    atlas.check(tower.layer)
-    return tower
-
-
-def pictures_of(atlas: Atlas, images: Any, limit: int) -> list[tuple[str, Any]]:
-    """So many pictures of a source, by default the one of the atlas's recipe, each with its name."""
-    found = source_of(atlas, images, limit)
-    every = max(1, (found.length or 0) // limit)
-    items = islice(found.items(), 0, every * limit, every)
-    return [(item.id, got[0]) for item in items if (got := read_item(item, {})) is not None]
-
-
-def source_of(atlas: Atlas, images: Any, limit: int) -> ImageSet:
-    """Where pictures are taken from: of files all, so that they can be spread over all folders; of others the first."""
-    known = atlas.about["spec"]["images"]
-    source = known["source"] if images is None else images
-    if source is None:
-        raise SpecError("the atlas does not say which pictures it was made from; give some: --images FOLDER.")
-    files = isinstance(source, str | Path) and Path(source).exists()
-    return image_set(source, split=known["split"], column=known["column"], limit=None if files else limit)
-
-
-def layer_inputs(tower: Tower, pictures: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The layer's inputs of one picture after the other, `(tokens, d_in)`."""
-    for picture in pictures:
-        (q,) = tower.encode([picture])
-        yield q[:, tower.token_indices(q.shape[1]).to(q.device)].flatten(0, 1)
+            (batch,) = islice(read_items(seen.items, 8), 1)
+            rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs)
+    return Evaluation(loaded, tower, len(seen.items), tuple(rows), scores.get("sub-units"), scores.get("units"))
 
 
 @torch.inference_mode()
-def _faithfulness(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> list[Row]:
-    weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
-    every, r2 = atlas.sub_units(range(len(atlas)), tower.layer), R2()
-    for q in layer_inputs(tower, pictures):
-        total = torch.zeros(len(q), atlas.d_out, device=q.device)
-        every.add(total, every.activations(q))
-        r2.add(q.float() @ weight.T + bias, total)
-    rows = [Row("faithfulness", _R2, r2.value)]
+def _faithfulness(atlas: Atlas, tower: Tower, seen: Look) -> list[Row]:
+    rows = [Row("faithfulness", _R2, seen.r2.value)]
     if isinstance(tower, Vlm):
         explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
-        share = caption_agreement(tower, explicit, pictures[:50])
-        rows.append(Row("faithfulness", f"same caption, {min(50, len(pictures))} pictures", share))
+        pictures = [item.read()[0] for item in seen.items[:50]]
+        share = caption_agreement(tower, explicit, pictures)
+        rows.append(Row("faithfulness", f"same caption, {len(pictures)} pictures", share))
     return rows
-
-
-@torch.inference_mode()
-def peaks_of(atlas: Atlas, tower: Tower, pictures: Sequence[Any]) -> dict[str, Peaks]:
-    """The pictures that sub-units, and units before the split, fire most for."""
-    weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
-    every = atlas.sub_units(range(len(atlas)), tower.layer)
-    found = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
-    for q in layer_inputs(tower, pictures):
-        out = q.float() @ weight.T + bias
-        found["sub-units"].add(every.activations(q), out)
-        found["units"].add(out, out)
-    return found
 
 
 def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:

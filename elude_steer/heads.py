@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,6 +13,7 @@ from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.faithfulness import accuracy
 from elude_steer.hooks import find_layer, swap_module
+from elude_steer.images import Item
 from elude_steer.splitting import split_layer
 from elude_steer.storage import resolve_id
 from elude_steer.towers import explained, pil_backend, refuse_partial_load
@@ -21,7 +22,7 @@ from elude_steer.towers import explained, pil_backend, refuse_partial_load
 def head_accuracy(
     model_id: str,
     atlas: Atlas,
-    pictures: Sequence[tuple[str, Any]],
+    items: Sequence[Item],
     names: Sequence[str],
     *,
     device: str | None = None,
@@ -32,7 +33,7 @@ def head_accuracy(
     Args:
         model_id: an image classifier of transformers on the atlas's backbone, such as DINOv2 with its linear head.
         atlas: says what the layer is split into.
-        pictures: names, of which the folder is the class, and pictures.
+        items: pictures that can be read; their folders are the classes.
         names: of all pictures there are, which tell what folders there are.
         device: where it runs.
         size: pictures that are looked at together.
@@ -49,20 +50,21 @@ def head_accuracy(
     model = model.eval().to(device or "cpu")
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
-    classes = _classes([name for name, _ in pictures], names, model.config.id2label)
+    classes = _classes([item.id for item in items], names, model.config.id2label)
 
     def logits(batch: Sequence[Any]) -> torch.Tensor:
         pixels = processor(images=list(batch), return_tensors="pt")["pixel_values"]
         return torch.as_tensor(model(pixel_values=pixels.to(model.device)).logits)
 
-    images = [image for _, image in pictures]
-    starts = range(0, len(images), size)
-    batches = [(images[start : start + size], classes[start : start + size]) for start in starts]
+    def batches() -> Iterator[tuple[list[Any], list[int]]]:
+        for start in range(0, len(items), size):
+            yield [item.read()[0] for item in items[start : start + size]], classes[start : start + size]
+
     explicit = split_layer(layer, atlas.members().to(model.device), atlas.units.to(model.device))
     found = []
     for way in (swap_module(model, name, explicit), nullcontext()):
         with way:
-            found.append(accuracy(logits, batches))
+            found.append(accuracy(logits, batches()))
     return found[0], found[1]
 
 

@@ -13,8 +13,8 @@ import torch
 
 from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError
-from elude_steer.evaluating import peaks_of, pictures_of, tower_of
 from elude_steer.evaluation.judge import SIDE, Judge, Pair, Ranking, ask, picture_grid, rank
+from elude_steer.exhibits import items_of, look, source_of, tower_of
 from elude_steer.storage import home
 
 UNITS = "units before the split"
@@ -89,16 +89,17 @@ def judge_atlases(
     names = [atlas.name for atlas in loaded]
     if len(set(names)) < len(names):
         names = [str(name) for name in atlases]
-    pictures = [picture for _, picture in pictures_of(loaded[0], images, limit)]
+    items = items_of(source_of(loaded[0], images, limit), limit)
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
         told(f"looking for what '{name}' fires for")
-        peaks = peaks_of(atlas, tower_of(atlas, device=device), pictures)
-        methods[name] = peaks["sub-units"].top(SIDE * SIDE)
-        methods.setdefault(UNITS, peaks["units"].top(SIDE * SIDE))
+        seen = look(atlas, tower_of(atlas, device=device), items, sums=False)
+        items = seen.items  # those that can be read
+        methods[name] = seen.peaks["sub-units"].top(SIDE * SIDE)
+        methods.setdefault(UNITS, seen.peaks["units"].top(SIDE * SIDE))
     for name, rows in methods.items():
         if not len(rows):
             raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
-    pairs = draw_pairs(methods, lambda number: pictures[number], count=count, seed=seed)
+    pairs = draw_pairs(methods, lambda number: items[number].read()[0], count=count, seed=seed)
     answers = ask(judges, pairs, work or home() / "work" / "judge", calls=calls, told=told)
     return rank(judges, pairs, answers)

@@ -11,8 +11,9 @@ from elude_steer import toyland
 from elude_steer.ablating import questions
 from elude_steer.atlas import Atlas
 from elude_steer.documents import override
-from elude_steer.errors import SpecError
-from elude_steer.evaluating import MEASURES, evaluate, pictures_of
+from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.evaluating import MEASURES, evaluate
+from elude_steer.exhibits import items_of, source_of
 from elude_steer.shipped import load_spec, recipes_dir
 from tests.markup import Reader
 
@@ -71,7 +72,8 @@ def test_measured_on_pictures_that_cannot_all_be_read(tmp_path):
     for number, scene in enumerate(toyland.scenes(3, 3)):
         scene.image.save(tmp_path / f"{number}.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    assert evaluate("toyland", images=str(tmp_path), measures=["monosemanticity"]).pictures == 3
+    with pytest.warns(EludeSteerWarning, match=r"left out: bad\.png"):
+        assert evaluate("toyland", images=str(tmp_path), measures=["monosemanticity"]).pictures == 3
 
 
 def test_the_command_prints_a_table(run, tmp_path):
@@ -96,10 +98,11 @@ def test_pictures_are_spread_over_all_folders(tmp_path):
         Image.new("RGB", (8, 8)).save(path)
     atlas = Atlas.load("toyland")
     for limit, folders in ((3, 3), (2, 2), (40, 3)):
-        names = [name for name, _ in pictures_of(atlas, tmp_path, limit)]
+        names = [item.id for item in items_of(source_of(atlas, tmp_path, limit), limit)]
         assert len(names) == min(limit, 12)
         assert len({name.split("/")[0] for name in names}) == folders
-    assert [name for name, _ in pictures_of(atlas, "toyland:5", 3)] == [f"toyland:5:{number}" for number in range(3)]
+    drawn = [item.id for item in items_of(source_of(atlas, "toyland:5", 3), 3)]
+    assert drawn == [f"toyland:5:{number}" for number in range(3)]
 
 
 def test_what_is_asked_of_a_spec_if_nobody_says():

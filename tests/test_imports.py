@@ -17,7 +17,7 @@ ORDER = [
     "streams", "naming", "pipeline", "figures", "regions", "settings", "plans", "patches", "editing", "resuming",
     "applying", "fluency", "edits", "coco", "sweep", "tuning", "results", "steering", "exporting", "saes", "evaluation",
     "baselines", "entries", "comparing", "contest", "standings", "running", "report", "specimens", "heads",
-    "evaluating", "judging", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "serving",
+    "exhibits", "evaluating", "judging", "ablating", "fragments", "visiting", "pages", "widgets", "webapp", "serving",
     "commands", "laboratory", "workshop", "cli",
 ]  # fmt: skip
 
