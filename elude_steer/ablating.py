@@ -12,7 +12,8 @@ from elude_steer.comparing import kept
 from elude_steer.documents import override
 from elude_steer.errors import SpecError
 from elude_steer.evaluating import evaluate
-from elude_steer.keys import key_of
+from elude_steer.images import image_set
+from elude_steer.keys import key_of, versions
 from elude_steer.pipeline import build
 from elude_steer.recipe import AtlasSpec
 from elude_steer.shipped import load_spec
@@ -67,12 +68,13 @@ def ablate(
         if not values:
             raise SpecError(f"--vary {name} has no values; write {name}=V,V.")
         variants += [(name, value) for value in values]
+    pictures = None if images is None else image_set(images, limit=limit).fingerprint
     specs = {}  # all are read before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]
         own = override(load_spec(spec), changed)
         if not name or own != plain:  # the spec as it is has its row already
-            specs[name, value] = (changed, key_of("ablation", str(own), str(images), limit)[:12])
+            specs[name, value] = (changed, key_of("ablation", str(own), pictures, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():
 

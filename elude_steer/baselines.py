@@ -67,10 +67,10 @@ def by_unit(atoms: torch.Tensor, units: torch.Tensor) -> list[torch.Tensor]:
 def of_members(name: str, layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> Dictionary:
     """Parts of units: who owns which input, `(S, d_in)` bool, and of which unit, `(S,)`."""
     weight, bias = (tensor.float() for tensor in layer_parameters(layer))
-    rows = SubUnits(*sub_unit_parameters(weight, bias, members.to(weight.device), units.to(weight.device)), units)
-    return Dictionary(
-        name, rows.activations, F.one_hot(units, len(weight)).float(), torch.zeros(len(weight)), rows.weight, units
-    )
+    own = units.to(weight.device)
+    rows = SubUnits(*sub_unit_parameters(weight, bias, members.to(weight.device), own), own)
+    base = torch.zeros_like(weight[:, 0])
+    return Dictionary(name, rows.activations, F.one_hot(own, len(weight)).float(), base, rows.weight, units)
 
 
 def of_atlas(name: str, layer: nn.Module, atlas: Atlas) -> Dictionary:
@@ -252,8 +252,12 @@ class Lexicon:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what the latents write."""
-        return hashlib.sha256(self.dictionary.atoms.cpu().numpy().tobytes()).hexdigest()[:16]
+        """Of what the latents are, what they are called, and what "on" is for them."""
+        digest = hashlib.sha256(self.labels.words.tobytes() + self.labels.scores.tobytes())
+        streams = [] if self.streams is None else [self.streams]
+        for tensor in (self.dictionary.atoms, self.references.activation, *streams):
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def named(self) -> Labels:
         """The labels."""
@@ -264,7 +268,7 @@ class Lexicon:
 
     def sub_units(self, numbers: torch.Tensor | Sequence[int], layer: nn.Module) -> Latents:
         """Some latents as arithmetic."""
-        return Latents(self.dictionary, torch.as_tensor(numbers, dtype=torch.long))
+        return Latents(self.dictionary, torch.as_tensor(numbers, dtype=torch.long).to(self.dictionary.write.device))
 
     def levels(self, numbers: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
         """What "on" is for the latents of one concept, `(n,)`.
@@ -276,11 +280,14 @@ class Lexicon:
         if level == "reference" or self.streams is None or not len(wanted):
             return self.references.activation[wanted]
         carried = self.streams[wanted].double().mean(0)
-        return (torch.linalg.pinv(self.dictionary.write[wanted].double().T) @ carried).float()
+        return (torch.linalg.pinv(self._writes(wanted).double().T) @ carried).float()
 
     def rest(self, numbers: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """What the stream carries where a concept is and its latents do not write, `(d_out,)`."""
         wanted = torch.as_tensor(numbers, dtype=torch.long)
         if self.streams is None:
             return torch.zeros(self.d_out)
-        return self.streams[wanted].float().mean(0) - self.levels(wanted, "stream") @ self.dictionary.write[wanted]
+        return self.streams[wanted].float().mean(0) - self.levels(wanted, "stream") @ self._writes(wanted)
+
+    def _writes(self, wanted: torch.Tensor) -> torch.Tensor:
+        return self.dictionary.write[wanted.to(self.dictionary.write.device)].cpu()

@@ -38,7 +38,7 @@ from elude_steer.evaluation.dictionary import stability
 from elude_steer.evaluation.faithfulness import linear_head
 from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.images import image_set
-from elude_steer.keys import key_of
+from elude_steer.keys import key_of, versions
 from elude_steer.pipeline import build
 from elude_steer.probing import TokenStore
 from elude_steer.recipe import AtlasSpec
@@ -114,7 +114,7 @@ class Comparison:
 
     @cached_property
     def _scorer(self) -> tuple[Any, list[str], torch.Tensor]:
-        return scorer_and_words(self.atlas("gap", self.size.seeds[0]).about["spec"])
+        return scorer_and_words(asdict(self.spec))
 
     @cached_property
     def naming(self) -> Seen:
@@ -275,10 +275,13 @@ class Comparison:
         return [self.result(*row) for row in rows]
 
     def _check_work(self) -> None:
-        """Refuses a folder that holds a comparison of another size, whose files have the same names."""
-        path, own = self.work / "size.json", json.dumps({**asdict(self.size), "methods": METHODS}, indent=1)
+        """Refuses a folder that holds another comparison, whose files have the same names."""
+        made_of = key_of(self.vlm.fingerprint(), self._scorer[0].key, asdict(self.spec), versions())
+        about = {**asdict(self.size), "methods": METHODS, "made of": made_of}
+        path, own = self.work / "size.json", json.dumps(about, indent=1)
         if path.exists() and path.read_text(encoding="utf-8") != own:
-            raise SpecError(f"'{self.work}' holds a comparison of another size; give another folder: --work FOLDER.")
+            other = "of another size, or of another model, recipe or version"
+            raise SpecError(f"'{self.work}' holds a comparison {other}; give another folder: --work FOLDER.")
         write_file(path, lambda file: file.write(own.encode()))
 
     def _prepare(self, crew: Team, methods: Sequence[str]) -> None:

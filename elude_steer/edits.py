@@ -19,7 +19,7 @@ from elude_steer.errors import SpecError
 from elude_steer.fluency import likelihoods
 from elude_steer.images import open_image
 from elude_steer.plans import Plan
-from elude_steer.resuming import look
+from elude_steer.resuming import look, turns
 from elude_steer.vlm import PROMPT
 
 Kind = Literal["remove", "replace"]
@@ -258,8 +258,7 @@ def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def baselines(steerer: Applier, world: World, prompt: str = PROMPT, size: int = 32) -> list[str]:
     """What the model says of every picture by itself."""
     said: list[str] = []
-    for start in range(0, len(world.cases), size):
-        batch = [case.image for case in world.cases[start : start + size]]
+    for _, batch in turns(steerer.vlm, world.cases, lambda case: case.image, size):
         said += [own[0] for own in steerer.captions(batch, [[None]] * len(batch), prompt)]
     return said
 
@@ -290,9 +289,8 @@ def run_edits(
     """
     weigh = world.read("").well_formed is None if likelihood is None else likelihood
     outcomes: list[Outcome] = []
-    for start in range(0, len(tasks), size):
-        part = tasks[start : start + size]
-        images, plans = [world.cases[task.case].image for task in part], [[plan_of(task)] for task in part]
+    for part, images in turns(steerer.vlm, tasks, lambda task: world.cases[task.case].image, size):
+        plans = [[plan_of(task)] for task in part]
         if weigh:
             looked = look(steerer.vlm, images, prompt)
             said = [own[0] for own in steerer.captions(images, plans, prompt, looked=looked)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,7 @@ def evaluate(
     device: str | None = None,
     warm_up: int = 10,
     runs: int = 50,
+    compiled: bool = False,
     head: str | None = None,
     told: Callable[[str], object] = lambda line: None,
 ) -> Evaluation:
@@ -111,6 +114,7 @@ def evaluate(
         device: where it runs.
         warm_up: passes that do not count for the efficiency; the paper has 100.
         runs: passes that do; the paper has 500.
+        compiled: whether `torch.compile` makes a program of the model before it is timed, as the paper does.
         head: an image classifier on the same backbone, by folder or Hub id; its answers to pictures in folders named
             after their classes are counted with the layer as it is and with the explicit one.
         told: hears what is being done.
@@ -120,6 +124,8 @@ def evaluate(
             raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
     tower = tower_of(loaded, model, device)
+    if other is not None:
+        other.check(tower.layer)
     source = source_of(loaded, images, limit)
     items = items_of(source, limit)
     seen = Look(items)
@@ -127,8 +133,9 @@ def evaluate(
     if any(passes.values()):  # one pass of the tower serves both
         told("what the layer sees")
         seen = look(loaded, tower, items, **passes)
+    scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
+    seen.peaks.clear()  # gigabytes at full size, which are no part of what a model takes
     rows: list[Row] = []
-    scores: dict[str, torch.Tensor] = {}
     for name in measures:
         told(name)
         if name == "faithfulness":
@@ -138,7 +145,6 @@ def evaluate(
                 kept, plain = head_accuracy(head, loaded, seen.items, names, device=device)
                 rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
         elif name == "monosemanticity":
-            scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
             rows.append(Row(name, "MS-Score, %", mean_percent(scores["sub-units"]), mean_percent(scores["units"])))
             silent = [float(values.isnan().double().mean()) for values in scores.values()]
             rows.append(Row(name, "never fire", *silent))
@@ -146,7 +152,7 @@ def evaluate(
             rows += _dictionary(loaded, other, tower)
         else:
             (batch,) = islice(read_items(seen.items, 8), 1)
-            rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs)
+            rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs, compiled)
     return Evaluation(loaded, tower, len(seen.items), tuple(rows), scores.get("sub-units"), scores.get("units"))
 
 
@@ -179,21 +185,29 @@ def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:
     return rows
 
 
-def _efficiency(atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int) -> list[Row]:
-    explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
+def _efficiency(
+    atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int, compiled: bool
+) -> list[Row]:
     inputs = tower.prepare(pictures)
+    takes = inspect.signature(type(tower.model).forward).parameters
+    few = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}  # those of all positions would take gigabytes
+
+    @cache  # made when its turn comes, so that the bare model's peak is without it
+    def explicit() -> torch.nn.Module:
+        return split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
 
     def call() -> None:
         if isinstance(inputs, torch.Tensor):
             tower.model(inputs.to(tower.device))
         else:
-            tower.model(**inputs)
+            tower.model(**inputs, **few)
 
     ways: dict[str, Callable[[], Any]] = {
         "bare": nullcontext,
-        "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit),
+        "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit()),
     }
-    costs = measure(call, ways, warm_up=warm_up, runs=runs, device=tower.device)
+    compiler = torch.compile if compiled else None
+    costs = measure(call, ways, warm_up=warm_up, runs=runs, compiled=compiler, device=tower.device)
     own, plain = costs["explicit"], costs["bare"]
     batch = f"a batch of {len(pictures)}"
     return [

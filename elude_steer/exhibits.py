@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from elude_steer.atlas import Atlas
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
@@ -19,7 +20,7 @@ from elude_steer.images import ImageSet, Item, image_set
 from elude_steer.pipeline import load_tower
 from elude_steer.probing import read_item
 from elude_steer.recipe import ModelSpec
-from elude_steer.splitting import layer_parameters
+from elude_steer.splitting import layer_parameters, split_layer
 from elude_steer.towers import Tower
 
 
@@ -72,7 +73,7 @@ class Look:
 
     Attributes:
         items: those that could be read.
-        r2: the sum of the sub-units beside the layer's own output.
+        r2: the explicit layer beside the layer, both in the precision of the model.
         peaks: the pictures that `sub-units`, and `units` before the split, fire most for; empty where not asked for.
     """
 
@@ -86,18 +87,30 @@ def look(atlas: Atlas, tower: Tower, items: Sequence[Item], *, sums: bool = True
     """One pass of the tower; as many pictures go through it together as when the atlas was built."""
     weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
     every, found = atlas.sub_units(range(len(atlas)), tower.layer), Look()
+    layer = _for_tokens(tower.layer)
+    explicit = split_layer(layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
     if peaks:
         found.peaks = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
     for batch in read_items(items, int(atlas.about["spec"]["tokens"]["batch_size"])):
         found.items += [item for item, _ in batch]
         for tiles in tower.encode([picture for _, picture in batch]):  # (tiles, tokens, d_in)
-            q = tiles[:, tower.token_indices(tiles.shape[1]).to(tiles.device)].flatten(0, 1).float()
-            out, parts = q @ weight.T + bias, every.activations(q)  # (tokens, d_out), (tokens, sub-units)
+            q = tiles[:, tower.token_indices(tiles.shape[1]).to(tiles.device)].flatten(0, 1)
+            out = q.float() @ weight.T + bias  # (tokens, d_out)
             if sums:
-                total = torch.zeros_like(out)
-                every.add(total, parts)
-                found.r2.add(out, total)
+                given = q.to(layer.weight.dtype)
+                found.r2.add(layer(given).float(), explicit(given).float())
             if peaks:
-                found.peaks["sub-units"].add(parts, out)
+                found.peaks["sub-units"].add(every.activations(q), out)
                 found.peaks["units"].add(out, out)
     return found
+
+
+def _for_tokens(layer: nn.Module) -> nn.Linear:
+    """The layer itself, or what a 1x1 convolution is to each place of a map."""
+    if isinstance(layer, nn.Linear):
+        return layer
+    weight, bias = layer_parameters(layer)
+    made = nn.Linear(weight.shape[1], len(weight), device=weight.device, dtype=next(layer.parameters()).dtype)
+    made.weight.copy_(weight)
+    made.bias.copy_(bias)
+    return made

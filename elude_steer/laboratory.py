@@ -23,6 +23,7 @@ from elude_steer.commands import hide_loading_bars, print_table
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
 @click.option("--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes for the efficiency.")
+@click.option("--compile", "compiled", is_flag=True, help="Time what torch.compile makes of the model, as the paper.")
 @click.option("--head", metavar="MODEL", help="A classifier on the backbone; pictures lie in folders of their classes.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="evaluation.json and report.html.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -35,6 +36,7 @@ def evaluate(
     model: str | None,
     device: str | None,
     runs: int,
+    compiled: bool,
     head: str | None,
     out: Path | None,
     as_json: bool,
@@ -60,6 +62,7 @@ def evaluate(
         device=device,
         warm_up=max(1, runs // 5),
         runs=runs,
+        compiled=compiled,
         head=head,
         told=lambda name: click.echo(f"measuring {name} …", err=True),
     )

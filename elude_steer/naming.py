@@ -109,7 +109,8 @@ class Naming:
     def seen(self) -> Path:
         """What the scorer makes of each picture."""
         device = str(self.run.tower.device.type)
-        key = key_of("seen", self.scorer.key, self.run.images.fingerprint, self.every, device, versions())
+        cut = (self.run.spec.tokens.batch_size, self.run.shard)  # into files, which carry numbers
+        key = key_of("seen", self.scorer.key, self.run.images.fingerprint, self.every, cut, device, versions())
         folder = self.run.stage_folder("seen", key)
         cache = Embeddings(self.scorer)
 

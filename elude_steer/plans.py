@@ -222,9 +222,13 @@ def make_plan(
         if concept.role == "minus":  # a sub-unit wanted by both goes to plus
             free = [e for e in free if e.sub_unit not in plus_units]
         taken |= {e.sub_unit for e in free}
+        if len(free) < len(concept.edits) and concept.sets:  # those of a unit share what it carries
+            levels = _levels(atlas, [e.sub_unit for e in free], concept.settings)
+            free = [replace(edit, amount=amount) for edit, amount in zip(free, levels, strict=True)]
         kept.append(replace(concept, edits=tuple(free)))
     homeless = any(concept.sets and concept.where is None for concept in kept)
-    if homeless and region is None and not any(concept.role == "minus" and concept.edits for concept in kept):
+    at_home = any(concept.role == "minus" and (concept.edits or concept.where) for concept in kept)
+    if homeless and region is None and not at_home:
         raise SpecError(
             "nothing says where to place: the minus words' sub-units are plus ones too, or below min_similarity; "
             "lower kappa, or give where."
@@ -244,6 +248,10 @@ def _words(role: str, given: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
             raise SpecError(f"the settings of '{word}' are a mapping, not {own!r}: {role}={{{word!r}: {{'nu': 6}}}}.")
         found[check_word(word), role] = own
     return found
+
+
+def _levels(atlas: Atlas, sub_units: list[int], how: Settings) -> list[float]:
+    return [float(value) for value in how.beta * atlas.levels(sub_units, how.level)]
 
 
 def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings) -> tuple[Concept, list[str]]:
@@ -266,7 +274,7 @@ def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings
     place = how.mode == "place" and role == "plus"
     amounts = [how.alpha if role == "plus" else how.gamma] * len(close)
     if place:
-        amounts = (how.beta * atlas.levels([match.sub_unit for match in close], how.level)).tolist()
+        amounts = _levels(atlas, [match.sub_unit for match in close], how)
     kind: Literal["scale", "set"] = "set" if place else "scale"
     edits = tuple(
         Edit(match.sub_unit, match.unit, kind, amount, match.label, match.via, match.similarity, match.score)

@@ -59,7 +59,8 @@ class TokensSpec:
         dtype: What the layer's inputs are stored in.
         batch_size: Images in one forward pass.
         reuse: Keep what the tower gives on the disk until the atlas is done, as far as there is room (a quarter of what
-            is free), so that names need no second pass; changes nothing but the time.
+            is free), so that names need no second pass; changes the time, and
+            last bits where names come from fewer pictures than tokens.
     """
 
     per_image: int | Literal["all"] = field(default=2, metadata={"min": 1})

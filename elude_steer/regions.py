@@ -82,12 +82,13 @@ class Region:
 
     def _share(self, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         if self.box is not None:
+            boxes = boxes.clip(0, 1)  # of a patch on the edge counts what shows the picture
             left, top, right, bottom = np.array(self.box) / [size[0], size[1], size[0], size[1]]
             wide = np.clip(np.minimum(boxes[..., 2], right) - np.maximum(boxes[..., 0], left), 0, None)
             high = np.clip(np.minimum(boxes[..., 3], bottom) - np.maximum(boxes[..., 1], top), 0, None)
             inside = (left < 1) & (top < 1) & (right > 0) & (bottom > 0)
             area = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-            return wide * high / area * inside
+            return wide * high / np.maximum(area, 1e-12) * inside
         mask = np.array([np.frombuffer(row.encode(), np.uint8) == ord("1") for row in self.mask or ()])
         rows, columns = mask.shape
         total = np.pad(mask.astype(float).cumsum(0).cumsum(1), ((1, 0), (1, 0)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from torch import nn
 from elude_steer.hooks import record, replaced
 from elude_steer.vlm import PROMPT, Vlm
 
+AT_ONCE = 128  # tiles that the tower is given together; what is kept of one takes 42 MB at the size of LLaVA-OneVision
+Piece = TypeVar("Piece")
 _TILE = 729  # patches of a tile of LLaVA-OneVision; a tile of another model may be a whole picture
 
 
@@ -57,6 +59,29 @@ class Looked:
             return torch.cat([parts[i] for i in pictures])
 
         return {name: taken(value) for name, value in self.inputs.items()}
+
+
+def turns(
+    vlm: Vlm, pieces: Iterable[Piece], image_of: Callable[[Piece], Any], most: int
+) -> Iterator[tuple[list[Piece], list[Any]]]:
+    """Pieces of work and their pictures, which are read in their turn, by what is looked at together.
+
+    That is at most `most` pictures, of at most `AT_ONCE` tiles, at least one.
+    """
+    part: list[Piece] = []
+    images: list[Any] = []
+    tiles = 0
+    for piece in pieces:
+        image = image_of(piece)
+        own = vlm.grid((image.width, image.height)).tiles
+        if part and (len(part) == most or tiles + own > AT_ONCE):
+            yield part, images
+            part, images, tiles = [], [], 0
+        part.append(piece)
+        images.append(image)
+        tiles += own
+    if part:
+        yield part, images
 
 
 @torch.inference_mode()

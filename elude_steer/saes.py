@@ -75,30 +75,32 @@ class Sae(nn.Module):
     def __init__(self, spec: SaeSpec, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         super().__init__()
         self.spec = spec
-        generator = torch.Generator().manual_seed(spec.seed)
+        generator = torch.Generator().manual_seed(spec.seed)  # on the CPU, so that every device begins alike
+        device = targets.device
         for name, values in (("input", inputs), ("target", targets)):
             mean = values.double().mean(0)
             spread = (values.double() - mean).square().mean().sqrt().clamp_min(1e-12)
             self.register_buffer(f"{name}_mean", mean.float())
             self.register_buffer(f"{name}_scale", spread.float())
         d_in, d_out = inputs.shape[1], targets.shape[1]
-        atoms = F.normalize(torch.randn(spec.latents, d_out, generator=generator), dim=1)
+        atoms = F.normalize(torch.randn(spec.latents, d_out, generator=generator), dim=1).to(device)
         if spec.kind == "archetypal":
             points = (_archetypes(targets, spec, generator) - self.target_mean) / self.target_scale
             self.register_buffer("points", points)
-            self.mixture = nn.Parameter(torch.eye(spec.latents, len(points)))
-            self.relaxed = nn.Parameter(torch.zeros(spec.latents, d_out))
-            self.log_radius = nn.Parameter(torch.zeros(()))
+            self.mixture = nn.Parameter(torch.eye(spec.latents, len(points), device=device))
+            self.relaxed = nn.Parameter(torch.zeros(spec.latents, d_out, device=device))
+            self.log_radius = nn.Parameter(torch.zeros((), device=device))
             atoms = F.normalize(points[torch.arange(spec.latents) % len(points)], dim=1)
         else:
             self.atoms = nn.Parameter(atoms)
-        tied = atoms if d_in == d_out else torch.randn(spec.latents, d_in, generator=generator) / math.sqrt(d_in)
+        drawn = torch.randn(spec.latents, d_in, generator=generator) / math.sqrt(d_in) if d_in != d_out else None
+        tied = atoms if drawn is None else drawn.to(device)
         if spec.kind != "matching_pursuit":
             self.encoder = nn.Parameter(tied.clone())
-            self.encoder_bias = nn.Parameter(torch.zeros(spec.latents))
+            self.encoder_bias = nn.Parameter(torch.zeros(spec.latents, device=device))
         if spec.kind == "jumprelu":
-            self.log_threshold = nn.Parameter(torch.full((spec.latents,), math.log(0.1)))
-        self.register_buffer("threshold", torch.tensor(-1.0))  # of the batch kinds, when they do not train
+            self.log_threshold = nn.Parameter(torch.full((spec.latents,), math.log(0.1), device=device))
+        self.register_buffer("threshold", torch.tensor(-1.0, device=device))  # of the batch kinds, at rest
         self.input_mean: torch.Tensor
         self.input_scale: torch.Tensor
         self.target_mean: torch.Tensor

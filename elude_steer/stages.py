@@ -44,8 +44,7 @@ from elude_steer.towers import Tower
 from elude_steer.workers import Team
 
 _LOG = logging.getLogger(__name__)
-# Units that share one pass over the store; fixed, because another shape of product may round differently.
-_UNITS = 32
+_UNITS = 32  # that share one pass over the store; fixed, because another shape of product may round differently
 
 
 @dataclass
@@ -188,7 +187,8 @@ class Build:
     def clustered(self, store: probing.TokenStore, rows: Path, key: str) -> tuple[Path, str]:
         """Each unit's clusters: their representatives, mean inputs and sizes."""
         spec = replace(self.spec.clusters, backend=cast(Any, self.backend))
-        key = key_of("clusters", key, asdict(spec), backends.version("hdbscan"))
+        used = ["hdbscan", *["cuml-cu12"] * (spec.backend == "cuml"), *["umap-learn"] * bool(spec.umap_components)]
+        key = key_of("clusters", key, asdict(spec), *(backends.version(name) for name in used))
         folder = self.stage_folder("clusters", key)
 
         def work(unit: int) -> None:

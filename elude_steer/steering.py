@@ -14,7 +14,8 @@ from elude_steer import __version__
 from elude_steer.applying import Applier
 from elude_steer.errors import EludeSteerWarning
 from elude_steer.images import open_image
-from elude_steer.manifest import EMBEDDED
+from elude_steer.manifest import EMBEDDED, find_atlas
+from elude_steer.manifest import NAME as MANIFEST
 from elude_steer.plans import Plan
 from elude_steer.results import SteeredCaption, remarks
 from elude_steer.resuming import look
@@ -156,7 +157,8 @@ def steer(
     Example:
         >>> steer("dog.png", minus=["dog"], plus=["biker"]).caption
     """
-    return _steerer(str(atlas), device).steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
+    steerer = _steerer(*_known(str(atlas)), device)
+    return steerer.steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
 
 
 def _callers_level() -> int:
@@ -167,6 +169,14 @@ def _callers_level() -> int:
     return level
 
 
+def _known(atlas: str) -> tuple[str, int]:
+    """An atlas's folder, and when it was written: one that was built again, or means another one now, is another."""
+    folder = find_atlas(atlas)
+    if folder is None or not (manifest := folder.resolve() / MANIFEST).is_file():
+        return atlas, 0  # of the Hub, or nowhere
+    return str(manifest.parent), manifest.stat().st_mtime_ns
+
+
 @lru_cache(maxsize=2)
-def _steerer(atlas: str, device: str | None) -> Steerer:
+def _steerer(atlas: str, _written: int, device: str | None) -> Steerer:
     return Steerer.load(atlas, device=device)

@@ -80,11 +80,15 @@ def fired(activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor) 
 
 
 def contrast(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The mean stream of each sub-unit less the mean of all, `(S, d_out)` float16; zero for one that never fires."""
+    """The mean stream of each sub-unit less the mean of all, `(S, d_out)`; zero for one that never fires.
+
+    In float16, or in float32 where that would overflow.
+    """
     ever = counts > 0
     means = sums / counts.clamp_min(1)[:, None]
     middle = means[ever].mean(0) if ever.any() else 0.0
-    return ((means - middle) * ever[:, None]).half()
+    found = (means - middle) * ever[:, None]
+    return found.half() if found.abs().max() <= torch.finfo(torch.float16).max else found.float()
 
 
 def on(reference: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from elude_steer.edits import (
 from elude_steer.errors import SpecError, closest
 from elude_steer.keys import key_of, versions
 from elude_steer.plans import Plan
+from elude_steer.resuming import turns
 from elude_steer.settings import Settings
 from elude_steer.storage import home, write_file
 from elude_steer.vlm import PROMPT
@@ -106,7 +107,9 @@ def sweep(
         part, path = tasks[start : start + _PICTURES], folder / f"part-{start:06d}.json"
         if not path.exists():
             plans = [[plan_or_nothing(steerer, task, point) for point in points] for task in part]
-            got = steerer.captions([world.cases[task.case].image for task in part], plans, prompt)
+            got: list[list[str]] = []
+            for some, images in turns(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
+                got += steerer.captions(images, plans[len(got) : len(got) + len(some)], prompt)
             text = json.dumps(got)
             write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
         captions += json.loads(path.read_text(encoding="utf-8"))

@@ -162,6 +162,11 @@ class Vlm(Tower):
             temperature=None,
             top_p=None,
             top_k=None,
+            # … and penalties, with which the likeliest word is not the one that is said.
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            min_length=0,
+            min_new_tokens=None,
             max_new_tokens=max_new_tokens,
         )
         new = tokens[:, asked:]

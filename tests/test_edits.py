@@ -36,7 +36,8 @@ def read(caption):
 
 
 def world_of(*pictures, words=OBJECTS):
-    return World("hand-made", [Case(i, frozenset(p.split())) for i, p in enumerate(pictures)], words, read)
+    cases = [Case(Image.new("RGB", (8, 8 + i)), frozenset(p.split())) for i, p in enumerate(pictures)]
+    return World("hand-made", cases, words, read)
 
 
 def outcome(success=True, kept=1.0, invented=(), well_formed=True, likelihood=None):
@@ -234,14 +235,18 @@ def test_a_single_edit_and_none():
 class Obedient:
     """Says what is in the picture, without the words of the plan's atlas name; remembers how it was asked."""
 
-    def __init__(self, world):
-        self.world, self.asked = world, []
+    def __init__(self, world, tiles=1):
+        self.world, self.asked, self.tiles = world, [], tiles
+        self.vlm = self
+
+    def grid(self, size):
+        return self
 
     def captions(self, images, plans, prompt):
         self.asked.append((len(images), prompt))
-        there = {case.image: case.objects for case in self.world.cases}
+        there = {id(case.image): case.objects for case in self.world.cases}
         return [
-            [" ".join(sorted(there[image] - {plan.atlas if plan else ""})) + "." for plan in own]
+            [" ".join(sorted(there[id(image)] - {plan.atlas if plan else ""})) + "." for plan in own]
             for image, own in zip(images, plans, strict=True)
         ]
 
@@ -252,6 +257,9 @@ def test_edits_run_in_batches_and_in_order():
     said = baselines(steerer, world, "What?", size=2)
     assert said == ["cat dog.", "ball.", "cat tree.", "bird cow.", "cow."]
     assert steerer.asked == [(2, "What?"), (2, "What?"), (1, "What?")]
+    large = Obedient(world, tiles=50)
+    assert baselines(large, world, "What?") == said
+    assert [count for count, _ in large.asked] == [2, 2, 1]  # of 128 tiles at once
     tasks = make_tasks(world, said, "remove")
     outcomes = run_edits(steerer, world, tasks, lambda task: Plan(atlas=task.minus), size=3, step=steps.append)
     assert steps == [3, 2]

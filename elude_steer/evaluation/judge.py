@@ -193,7 +193,7 @@ def ask(
     finally:
         for client in clients:
             client.close()
-    found = []
+    found, names = [], names_of(judges)
     for judge, pair, swap in questions:
         file = path((judge, pair, swap))
         if file.exists():
@@ -201,7 +201,7 @@ def ask(
             methods = (pairs[pair].one, pairs[pair].other)
             letter = read_answer(text)
             winner = None if letter is None else methods[(letter == "B") != swap]
-            found.append(Answer(judges[judge].model, pair, swap, winner, text))
+            found.append(Answer(names[judge], pair, swap, winner, text))
     return found
 
 
@@ -240,6 +240,7 @@ def rank(
         if answer.winner is not None:
             votes.setdefault((answer.pair, answer.swapped), Counter())[answer.winner] += 1
     games: list[tuple[str, str]] = []  # winner and loser
+    of: list[int] = []  # whose pair
     ties = 0
     for (number, _), counted in sorted(votes.items()):
         (first, most), *rest = counted.most_common()
@@ -248,24 +249,36 @@ def rank(
             continue
         pair = pairs[number]
         games.append((first, pair.other if first == pair.one else pair.one))
+        of.append(number)
     methods = sorted({name for pair in pairs for name in (pair.one, pair.other)})
     won = np.array([[winner == name for name in methods] for winner, _ in games], dtype=float).reshape(-1, len(methods))
     played = np.array([[name in game for name in methods] for game in games], dtype=float).reshape(-1, len(methods))
-    rates = _rates(won, played)
-    drawn = np.random.default_rng(seed).integers(0, max(1, len(games)), (rounds, len(games)))
-    spread = np.stack([_rates(won[rows], played[rows]) for rows in drawn]) if games else np.empty((0, len(methods)))
-    low, high = np.nanquantile(spread, [0.025, 0.975], axis=0) if games else (rates, rates)
+    rates = _rates(won.sum(0), played.sum(0))
+    low, high = rates.copy(), rates.copy()
+    if games:  # whole pairs are drawn: the two presentations of one show the same grids
+        shown, at = np.unique(of, return_inverse=True)
+        drawn = np.random.default_rng(seed).multinomial(len(shown), [1 / len(shown)] * len(shown), rounds)[:, at]
+        spread = _rates(drawn @ won, drawn @ played)  # (rounds, methods)
+        known = ~np.isnan(rates)
+        low[known], high[known] = np.nanquantile(spread[:, known], [0.025, 0.975], axis=0)
     asked, wrong = Counter(a.judge for a in answers), Counter(a.judge for a in answers if a.winner is None)
+    names = names_of(judges)
     return Ranking(
         {name: float(rate) for name, rate in zip(methods, rates, strict=True)},
         {name: (float(a), float(b)) for name, a, b in zip(methods, low, high, strict=True)},
         2 * len(pairs),
         ties,
-        {judge.model: wrong[judge.model] for judge in judges},
-        {judge.model: 2 * len(pairs) - asked[judge.model] for judge in judges},
+        {name: wrong[name] for name in names},
+        {name: 2 * len(pairs) - asked[name] for name in names},
     )
 
 
 def _rates(won: np.ndarray, played: np.ndarray) -> np.ndarray:
-    games = played.sum(0)
-    return np.where(games > 0, won.sum(0) / np.maximum(games, 1), np.nan)
+    """Shares of games that were won; NaN for who played none."""
+    return np.where(played > 0, won / np.maximum(played, 1), np.nan)
+
+
+def names_of(judges: Sequence[Judge]) -> list[str]:
+    """What judges are called: by their model, and by their address too where one model is asked at several."""
+    models = Counter(judge.model for judge in judges)
+    return [judge.model if models[judge.model] == 1 else f"{judge.model}@{judge.url}" for judge in judges]
