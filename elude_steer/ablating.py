@@ -14,7 +14,7 @@ from elude_steer.errors import SpecError
 from elude_steer.evaluating import evaluate
 from elude_steer.images import image_set
 from elude_steer.keys import key_of, versions
-from elude_steer.pipeline import build
+from elude_steer.pipeline import build, load_tower
 from elude_steer.recipe import AtlasSpec
 from elude_steer.shipped import load_spec
 
@@ -65,15 +65,19 @@ def ablate(
     plain = override(load_spec(spec), settings)
     variants: list[tuple[str, str]] = [("", "")]
     for name, values in (vary or questions(plain)).items():
-        if not values:
-            raise SpecError(f"--vary {name} has no values; write {name}=V,V.")
+        if not values or not name:
+            raise SpecError(f"--vary {name or '='} has no values; write {name or 'clusters.selection'}=V,V.")
         variants += [(name, value) for value in values]
-    pictures = None if images is None else image_set(images, limit=limit).fingerprint
+    pictures = None if images is None else image_set(images).fingerprint
     specs = {}  # all are read before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]
         own = override(load_spec(spec), changed)
-        if not name or own != plain:  # the spec as it is has its row already
+        if name and own == plain:  # it has its row already
+            told(f"{name}={value} is what the spec says by itself")
+        else:
+            if own.model != plain.model:
+                load_tower(own.model)  # raises where there is no such layer
             specs[name, value] = (changed, key_of("ablation", str(own), pictures, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():

@@ -20,6 +20,7 @@ from torch import nn
 from elude_steer.atlas import Atlas
 from elude_steer.clusters import distances
 from elude_steer.contributions import cluster_means, contributions, representatives
+from elude_steer.errors import SpecError
 from elude_steer.labels import Labels
 from elude_steer.probing import TokenStore, strongest
 from elude_steer.saes import Sae
@@ -172,7 +173,9 @@ def difference_of_means(
             here = torch.from_numpy(names == word)
             sums[word] = sums.get(word, torch.zeros_like(total)) + out[here].sum(0)
             counts[word] = counts.get(word, 0) + int(here.sum())
-    known = [word for word in words if counts.get(word)]
+    known = [word for word in dict.fromkeys(words) if counts.get(word)]
+    if not known:
+        raise SpecError("none of the words is shown by any token; there are no means to compare.")
     atoms = torch.stack([sums[w] / counts[w] - (total - sums[w]) / max(1, count - counts[w]) for w in known]).float()
     atoms, base = F.normalize(atoms, dim=1), (total / count).float()
 

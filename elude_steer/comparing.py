@@ -29,7 +29,7 @@ from elude_steer.evaluation.faithfulness import R2, accuracy, caption_agreement
 from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
 from elude_steer.labels import Labels
 from elude_steer.scoring import load_scorer
-from elude_steer.storage import write_array, write_file
+from elude_steer.storage import read_array, read_json, write_array, write_file
 from elude_steer.streams import FIRES, contrast, fired, on
 from elude_steer.sweep import best, plan_or_nothing, sweep
 from elude_steer.toyland.scenes import CLUTTER
@@ -74,7 +74,7 @@ class Seen:
                 rows["counts"].append(np.array([len(boxes)]))
             for name, path in paths.items():
                 write_array(path, np.concatenate(rows[name]))
-        return cls(*(np.load(path, mmap_mode="r") for path in paths.values()))
+        return cls(*map(read_array, paths.values()))
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -266,7 +266,7 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         found = make()
         text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
         write_file(path, lambda file: file.write(text.encode()))
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return dict(read_json(path))
 
 
 def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ import torch
 
 from elude_steer import __version__, figures
 from elude_steer.atlas import Atlas
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import EludeSteerWarning, SpecError, closest
 from elude_steer.evaluation.dictionary import collinearity, effective_rank, stability
 from elude_steer.evaluation.efficiency import measure
 from elude_steer.evaluation.faithfulness import caption_agreement
@@ -52,6 +53,7 @@ class Row:
 
 
 _R2 = "R2, explicit layer"
+_TOO_FEW = "of {} pictures there is no MS-Score: it takes three or more that differ; give more of them."
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +82,8 @@ class Evaluation:
 
     def save(self, folder: Path) -> Path:
         """Writes evaluation.json and report.html; returns the page's path."""
-        text = json.dumps(self.to_dict(), indent=1)
+        text, page = json.dumps(self.to_dict(), indent=1), _page(self)
         write_file(folder / "evaluation.json", lambda file: file.write(text.encode()))
-        page = _page(self)
         write_file(folder / "report.html", lambda file: file.write(page.encode()))
         return folder / "report.html"
 
@@ -119,9 +120,13 @@ def evaluate(
             after their classes are counted with the layer as it is and with the explicit one.
         told: hears what is being done.
     """
-    for name in measures:
+    measures = tuple(dict.fromkeys(measures))
+    for name in measures or [""]:
         if name not in MEASURES:
             raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
+    for given, name in ((again, "dictionary"), (head, "faithfulness")):
+        if given is not None and name not in measures:
+            raise SpecError(f"'{given}' is for the measure '{name}', which is not asked for; ask for it too.")
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
     tower = tower_of(loaded, model, device)
     if other is not None:
@@ -134,6 +139,7 @@ def evaluate(
         told("what the layer sees")
         seen = look(loaded, tower, items, **passes)
     scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
+    silent = [float(peaks.silent.double().mean()) for peaks in seen.peaks.values()]
     seen.peaks.clear()  # gigabytes at full size, which are no part of what a model takes
     rows: list[Row] = []
     for name in measures:
@@ -145,11 +151,12 @@ def evaluate(
                 kept, plain = head_accuracy(head, loaded, seen.items, names, device=device)
                 rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
         elif name == "monosemanticity":
-            rows.append(Row(name, "MS-Score, %", mean_percent(scores["sub-units"]), mean_percent(scores["units"])))
-            silent = [float(values.isnan().double().mean()) for values in scores.values()]
-            rows.append(Row(name, "never fire", *silent))
+            means = [None if values.isnan().all() else mean_percent(values) for values in scores.values()]
+            rows += [Row(name, "MS-Score, %", *means), Row(name, "never fire, share", *silent)]
+            if None in means:
+                warnings.warn(_TOO_FEW.format(len(seen.items)), EludeSteerWarning, stacklevel=2)
         elif name == "dictionary":
-            rows += _dictionary(loaded, other, tower)
+            rows += _dictionary(loaded, other, str(again), tower)
         else:
             (batch,) = islice(read_items(seen.items, 8), 1)
             rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs, compiled)
@@ -167,7 +174,7 @@ def _faithfulness(atlas: Atlas, tower: Tower, seen: Look) -> list[Row]:
     return rows
 
 
-def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:
+def _dictionary(atlas: Atlas, other: Atlas | None, name: str, tower: Tower) -> list[Row]:
     weight = layer_parameters(tower.layer)[0].float().cpu()
 
     def vectors(of: Atlas) -> list[torch.Tensor]:
@@ -181,7 +188,7 @@ def _dictionary(atlas: Atlas, other: Atlas | None, tower: Tower) -> list[Row]:
         Row("dictionary", "collinearity (1 = duplicates)", collinearity(alive), collinearity(weight)),
     ]
     if other is not None:
-        rows.append(Row("dictionary", f"stability against '{other.name}'", stability(own, vectors(other))))
+        rows.append(Row("dictionary", f"stability against '{name}'", stability(own, vectors(other))))
     return rows
 
 
@@ -236,19 +243,23 @@ def _page(found: Evaluation) -> str:
     )
     counts = torch.bincount(atlas.units, minlength=atlas.d_out)
     charts = [
-        figures.histogram(counts.tolist(), "sub-units of a unit"),
-        figures.histogram(atlas.rho[counts > 1].tolist(), "rho of the units that were split"),
+        (figures.histogram(counts.tolist(), "sub-units of a unit"), "how many sub-units units have"),
+        (
+            figures.histogram(atlas.rho[counts > 1].tolist(), "rho of the units that were split"),
+            "rho of split units",
+        ),
     ]
     if found.scores is not None and found.unit_scores is not None:
         own, before = ((scores[~scores.isnan()] * 100).tolist() for scores in (found.scores, found.unit_scores))
-        charts += [figures.histogram(own, "MS-Score of sub-units"), figures.histogram(before, "MS-Score of units")]
+        for values, of in ((own, "sub-units"), (before, "units")):  # over one range, so that they can be compared
+            charts.append((figures.histogram(values, f"MS-Score of {of}, %", within=own + before), f"MS-Score of {of}"))
     r2 = next((row.value for row in found.rows if row.name == _R2), None)
-    if r2 is not None and found.scores is not None and found.unit_scores is not None:
-        points = [
-            (mean_percent(scores) / 100, given) for scores, given in ((found.unit_scores, 1.0), (found.scores, r2))
-        ]
-        charts.append(figures.scatter(points, x="MS-Score", y="R2", marked=[1], names=["units", "sub-units"], side=380))
-    images = "".join(f'<img alt="" src="{figures.data_uri(chart)}">' for chart in charts)
+    ms = next((row for row in found.rows if row.name == "MS-Score, %" and None not in (row.value, row.units)), None)
+    if r2 is not None and ms is not None:
+        points = [(float(ms.units or 0), 1.0), (float(ms.value or 0), r2)]
+        pareto = figures.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=["units", "sub-units"], side=380)
+        charts.append((pareto, "MS-Score against R2 of units and sub-units"))
+    images = "".join(f'<img alt="{says}" src="{figures.data_uri(chart)}">' for chart, says in charts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
@@ -276,10 +287,13 @@ def _collages(found: Evaluation, units: int = 4) -> str:
         if rows[0][1]:
             whole = figures.data_uri(figures.collage(rows[:1], columns=16))
             parts = [figures.data_uri(figures.collage([row], columns=4, cell=64)) for row in rows[1:]]
-            pictures = "".join(f'<img alt="" src="{part}">' for part in parts)
+            says = [html.escape(f"four pictures that {name} fires for") for name, _ in rows[1:]]
+            pictures = "".join(f'<img alt="{said}" src="{part}">' for said, part in zip(says, parts, strict=True))
             title = f"<h2>Unit {unit}, and its {len(parts)} parts</h2>"
-            shown.append(f'{title}<p><img alt="" src="{whole}"></p><div class="parts">{pictures}</div>')
-    return "".join(shown)
+            first = f"sixteen pictures that unit {unit} fires for"
+            shown.append(f'{title}<p><img alt="{first}" src="{whole}"></p><div class="parts">{pictures}</div>')
+    told = '<p class="soft">Pictures that the atlas was built from, where each fires most; the patch is framed.</p>'
+    return "".join(shown[:1] and [told, *shown])
 
 
 def _shown(value: float | None) -> str:

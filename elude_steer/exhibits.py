@@ -44,8 +44,10 @@ def source_of(atlas: Atlas, images: Any, limit: int) -> ImageSet:
 
 def items_of(source: ImageSet, limit: int) -> list[Item]:
     """So many pictures of a source, spread over it, none of them read yet."""
-    every = max(1, (source.length or 0) // limit)
-    if not (items := list(islice(source.items(), 0, every * limit, every))):
+    length = source.length
+    chosen = None if length is None or length <= limit else {number * length // limit for number in range(limit)}
+    items = list(islice((item for item in source.items() if chosen is None or item.index in chosen), limit))
+    if not items:
         raise ImageError(f"{source.name} gives no pictures to measure on.")
     return items
 

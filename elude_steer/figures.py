@@ -244,9 +244,17 @@ def curves(
 
 
 def histogram(
-    values: Sequence[float], title: str, *, bins: int = 24, size: tuple[int, int] = (460, 260)
+    values: Sequence[float],
+    title: str,
+    *,
+    bins: int = 24,
+    size: tuple[int, int] = (460, 260),
+    within: Sequence[float] = (),
 ) -> Image.Image:
-    """How often values occur, as bars over an axis with their range; whole numbers have a bar each where they can."""
+    """How often values occur, as bars over an axis with their range; whole numbers have a bar each where they can.
+
+    The axis has room for the values `within` too, so that charts of several kinds of values have one.
+    """
     width, height = size
     picture = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(13)
@@ -255,7 +263,7 @@ def histogram(
     if not len(known):
         draw.text((width / 2, height / 2), "nothing", fill=(80, 86, 96), font=font, anchor="mm")
         return picture
-    low, high = float(known.min()), float(known.max())
+    low, high = (float(end([*known, *(value for value in within if np.isfinite(value))])) for end in (min, max))
     whole = bool((known == known.round()).all()) and high - low < 2 * bins
     edges = np.arange(low - 0.5, high + 1) if whole else np.linspace(low, high if high > low else low + 1, bins + 1)
     counts, _ = np.histogram(known, edges)

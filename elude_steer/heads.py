@@ -16,7 +16,7 @@ from elude_steer.hooks import find_layer, swap_module
 from elude_steer.images import Item
 from elude_steer.splitting import split_layer
 from elude_steer.storage import resolve_id
-from elude_steer.towers import explained, pil_backend, refuse_partial_load
+from elude_steer.towers import check_device, explained, pil_backend, refuse_partial_load
 
 
 def head_accuracy(
@@ -47,7 +47,7 @@ def head_accuracy(
         )
         processor = AutoImageProcessor.from_pretrained(folder, **pil_backend())
     refuse_partial_load(model_id, info)
-    model = model.eval().to(device or "cpu")
+    model = model.eval().to(check_device(device))
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
     classes = _classes([item.id for item in items], names, model.config.id2label)

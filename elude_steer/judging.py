@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 
 from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.judge import SIDE, Judge, Pair, Ranking, ask, picture_grid, rank
+from elude_steer.evaluation.judge import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
 from elude_steer.exhibits import items_of, look, source_of, tower_of
-from elude_steer.storage import home
+from elude_steer.storage import check_folder, home
 
 UNITS = "units before the split"
 
@@ -27,6 +28,12 @@ def read_judge(text: str) -> Judge:
         raise SpecError(
             f"'{text}' is no judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
         )
+    try:
+        there = urlsplit(found[2])
+        if not there.hostname or there.port == 0:
+            raise ValueError("no host")
+    except ValueError as error:
+        raise SpecError(f"'{found[2]}' is no address ({error}); write one such as http://localhost:8000/v1") from error
     return Judge(found[1], found[2], found[3] or "")
 
 
@@ -81,11 +88,15 @@ def judge_atlases(
         calls: told how many questions are left to ask, before the first; raises to stop.
         told: hears what is being done.
     """
-    if not judges:
-        raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
+    check_judges(judges)
+    folder = check_folder(work or home() / "work" / "judge")
     if not atlases or len(set(atlases)) < len(atlases):
         raise SpecError(f"judges compare atlases, each named once, not {', '.join(atlases) or 'none'}.")
     loaded = [Atlas.load(name) for name in atlases]
+    layers = {(str(atlas.about["layer"]), atlas.about["weights"]) for atlas in loaded}
+    if len(layers) > 1:
+        named = ", ".join(sorted(layer for layer, _ in layers))
+        raise SpecError(f"judges compare atlases of one layer with the same weights, not of {named}.")
     names = [atlas.name for atlas in loaded]
     if len(set(names)) < len(names):
         names = [str(name) for name in atlases]
@@ -101,5 +112,8 @@ def judge_atlases(
         if not len(rows):
             raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
     pairs = draw_pairs(methods, lambda number: items[number].read()[0], count=count, seed=seed)
-    answers = ask(judges, pairs, work or home() / "work" / "judge", calls=calls, told=told)
+    answers = ask(judges, pairs, folder, calls=calls, told=told)
+    if all(answer.winner is None for answer in answers):
+        heard = f"{len(answers)} answers, neither A nor B, kept in '{folder}'" if answers else "no answer at all"
+        raise SpecError(f"there is nothing to rank: {heard}; check the judges' URLs and models, then ask again.")
     return rank(judges, pairs, answers)

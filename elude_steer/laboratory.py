@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from elude_steer.commands import hide_loading_bars, print_table
+from elude_steer.storage import check_folder
 
 
 @click.command()
@@ -51,6 +52,8 @@ def evaluate(
     from elude_steer.evaluating import evaluate as measure
 
     hide_loading_bars()
+    if out is not None:
+        check_folder(out)
     wanted = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
     found = measure(
         atlas,
@@ -71,6 +74,7 @@ def evaluate(
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
         return
+    click.echo(f"elude-steer: note: measured on {found.pictures:,} pictures", err=True)
     rows = [(row.measure, row.name, _shown(row.value), _shown(row.units)) for row in found.rows]
     print_table([("", "", "sub-units", "units"), *rows], texts=2)
 
@@ -80,7 +84,7 @@ def evaluate(
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Table and figures.")
 @click.option("--method", "methods", multiple=True, help="Only this one; may be repeated [default: all].")
 @click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one a core].")
-@click.option("--small", is_flag=True, help="A minute's worth, to try the command itself.")
+@click.option("--small", is_flag=True, help="A few minutes' worth, to try the command itself.")
 def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | None, small: bool) -> None:
     """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
 
@@ -95,6 +99,7 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
 
     hide_loading_bars()
     wanted = check_methods(methods or METHODS)
+    check_folder(out)
     alone = "WORLD_SIZE" not in os.environ
     count = processes or os.cpu_count() or 1
     if alone and count > 1:
@@ -159,7 +164,7 @@ def ablate(
 @click.option("--images", help="Pictures to show [default: those of the first atlas's recipe].")
 @click.option("--limit", type=click.IntRange(min=9), default=500, show_default=True, help="How many pictures.")
 @click.option("--pairs", type=click.IntRange(min=1), default=50, show_default=True, help="Pairs of every two methods.")
-@click.option("--seed", type=int, default=42, show_default=True, help="Of the lot that draws the pairs.")
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the lot that draws pairs.")
 @click.option("--work", type=click.Path(path_type=Path), help="Keeps answers, so that nothing is asked twice.")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
 @click.option("--yes", is_flag=True, help="Ask without asking whether to.")
@@ -205,17 +210,27 @@ def judge(
         told=told,
     )
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2))
+        click.echo(json.dumps(_plain(asdict(found)), indent=2))
         return
     order = sorted(found.rates, key=lambda name: -found.rates[name])
     ranges = {name: " to ".join(f"{end:.1%}" for end in found.intervals[name]) for name in order}
     print_table([("", "won", "95 %"), *((name, f"{found.rates[name]:.1%}", ranges[name]) for name in order)], texts=1)
     for name in found.wrong:
         if found.wrong[name] or found.missing[name]:
-            told(f"judge '{name}': {found.wrong[name]} answers are none, {found.missing[name]} are missing")
+            text = f"judge '{name}': {found.wrong[name]} answers are neither A nor B, {found.missing[name]} are missing"
+            told(f"{text}; what was answered is kept, and asked again only with another --work")
     if found.ties:
         told(f"{found.ties} of {found.presentations} presentations have no majority and count for nobody")
 
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:,.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """The same for JSON, which has no word for what is not a number."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and value != value else value

@@ -217,6 +217,10 @@ def train_sae(
         step: told after every epoch.
     """
     targets = inputs if targets is None else targets
+    if len(inputs) < 2 or len(inputs) != len(targets):
+        raise SpecError(f"an SAE learns from two tokens or more and as many targets: {len(inputs)}, {len(targets)}.")
+    if not (torch.isfinite(inputs).all() and torch.isfinite(targets).all()):
+        raise SpecError("the tokens are not finite numbers; an SAE cannot learn from them.")
     sae = Sae(spec, inputs, targets).to(inputs.device)
     generator = torch.Generator().manual_seed(spec.seed)
     optimizer = torch.optim.Adam(sae.parameters(), lr=spec.learning_rate)
@@ -305,7 +309,9 @@ def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None)
         fired += int((codes > 0).sum())
         ever |= (codes > 0).any(0).cpu()
     spread = float((targets.double() - targets.double().mean(0)).square().sum())
-    return Quality(1 - error / spread, fired / len(inputs), float((~ever).double().mean()))
+    return Quality(
+        1 - error / spread if spread else float(error == 0), fired / len(inputs), float((~ever).double().mean())
+    )
 
 
 def grid_of(spec: SaeSpec, rates: Sequence[float] = (1e-4, 5e-4, 1e-3)) -> list[SaeSpec]:
@@ -331,6 +337,7 @@ def best_of(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
         low, high = min(values), max(values)
         return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
+    tried = [(spec, q) for spec, q in tried if math.isfinite(q.r2)] or list(tried)  # some may have diverged
     errors, active = scaled([1 - q.r2 for _, q in tried]), scaled([q.active for _, q in tried])
     marks = [(1 - error) / 2 + (1 - many) / 2 for error, many in zip(errors, active, strict=True)]
     return tried[marks.index(max(marks))][0]

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import glob
 import io
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from elude_steer.errors import StorageError
 
@@ -52,6 +53,26 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def check_folder(path: Path) -> Path:
+    """The same, or an error where files could not be written into it; for what is written after hours of work."""
+    there = path.expanduser()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise StorageError(f"'{there}' is a file, where a folder is wanted; give another.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise StorageError(f"nothing can be written to '{there}'; give another folder, or ask for the right to.")
+    return path.expanduser()
+
+
+def read_json(path: Path) -> Any:
+    """What a file of ours says; one that is damaged is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

@@ -166,7 +166,7 @@ def load_vision(
     refuse_partial_load(model_id, info)
     if getattr(model.config, "vision_config", None) is not None:
         model = model.get_submodule(vision_part(model))
-    model = model.eval().to(device or "cpu")
+    model = model.eval().to(check_device(device))
     name, module = find_layer(model, layer)
 
     def prepare(images: Sequence[Any]) -> Mapping[str, Any]:
@@ -184,7 +184,7 @@ def load_timm(
     """A vision backbone of timm with its own pre-processing (extra `timm`)."""
     timm = backends.require("timm", f"model.kind 'timm' ({model_id})")
     with explained(model_id):
-        model = timm.create_model(model_id, pretrained=True).eval().to(device or "cpu")
+        model = timm.create_model(model_id, pretrained=True).eval().to(check_device(device))
         if dtype != "auto":
             model.to(as_dtype(dtype))
     config = timm.data.resolve_model_data_config(model)
@@ -211,10 +211,10 @@ def vision_part(model: nn.Module) -> str:
     raise ModelError(f"{type(model).__name__} has no vision tower that its config names (no vision_config).")
 
 
-def check_device(device: str | torch.device | None) -> None:
-    """Raises in one line where there is no such device."""
+def check_device(device: str | torch.device | None) -> torch.device:
+    """The device, the CPU if none is named; raises in one line where there is no such device."""
     try:
-        torch.zeros(1, device=device or "cpu")
+        return torch.zeros(1, device=device or "cpu").device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).strip().splitlines()[0]
         raise ModelError(

@@ -20,7 +20,15 @@ from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
 from elude_steer.hooks import find_layer, record
 from elude_steer.layouts import Canvases, Layout, PatchGrid, confirmed, layout_of
 from elude_steer.storage import resolve_id
-from elude_steer.towers import Tower, as_dtype, explained, pil_backend, refuse_partial_load, vision_part
+from elude_steer.towers import (
+    Tower,
+    as_dtype,
+    check_device,
+    explained,
+    pil_backend,
+    refuse_partial_load,
+    vision_part,
+)
 
 PROMPT = "Describe this image in one sentence."
 __all__ = ["PROMPT", "PatchGrid", "Vlm", "telling"]
@@ -102,7 +110,7 @@ class Vlm(Tower):
         refuse_partial_load(model_id, info)
         model.eval()
         if device_map is None:
-            model.to(device or "cpu")
+            model.to(check_device(device))
         return cls.of(model, processor, layer=layer, id=model_id, revision=revision)
 
     @classmethod

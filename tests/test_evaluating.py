@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from elude_steer import toyland
 from elude_steer.ablating import questions
 from elude_steer.atlas import Atlas
 from elude_steer.documents import override
-from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.errors import AtlasError, EludeSteerWarning, SpecError
 from elude_steer.evaluating import MEASURES, evaluate
 from elude_steer.exhibits import items_of, source_of
 from elude_steer.shipped import load_spec, recipes_dir
@@ -66,6 +67,32 @@ def test_only_what_is_asked_for_is_measured():
     assert found.scores is None
     with pytest.raises(SpecError, match=r"there is no measure 'monosemantic'.*'monosemanticity'"):
         evaluate("toyland", measures=["monosemantic"])
+    with pytest.raises(SpecError, match="there is no measure ''"):
+        evaluate("toyland", measures=[])
+    with pytest.raises(SpecError, match="'toyland' is for the measure 'dictionary', which is not asked for"):
+        evaluate("toyland", measures=["efficiency"], again="toyland")
+    twice = evaluate("toyland", images="toyland:5", limit=2, measures=["dictionary", "dictionary"])
+    assert len(twice.rows) == len(found.rows)
+
+
+def test_too_few_pictures_have_no_score_and_a_report_all_the_same(run, tmp_path):
+    with pytest.warns(EludeSteerWarning, match="of 2 pictures there is no MS-Score"):
+        found = evaluate("toyland", images="toyland:5", limit=2, measures=["faithfulness", "monosemanticity"])
+    assert value(found, "MS-Score").value is None
+    assert value(found, "never fire").value < 1  # they fire
+    found.save(tmp_path)
+    assert json.loads((tmp_path / "evaluation.json").read_text(), parse_constant=pytest.fail)
+    (tmp_path / "file").write_text("")
+    code, _, err = run("evaluate", "toyland", "--images", "toyland:5", "--limit", "3", "--out", tmp_path / "file")
+    assert (code, "measuring" in err) == (1, False)
+    assert "is a file, where a folder is wanted" in err
+
+
+def test_another_run_is_one_of_the_same_layer(tmp_path):
+    atlas = Atlas.load("toyland")
+    other = replace(atlas, about={**atlas.about, "weights": "0" * 32}).save(tmp_path / "other")
+    with pytest.raises(AtlasError, match="other weights"):
+        evaluate("toyland", images="toyland:5", limit=2, measures=["dictionary"], again=str(other))
 
 
 def test_measured_on_pictures_that_cannot_all_be_read(tmp_path):
@@ -129,6 +156,16 @@ def test_settings_are_tried_one_at_a_time(run, tmp_path):
     assert all(row["R2, explicit layer"] == pytest.approx(1, abs=1e-9) for row in rows)
     code, again, _ = run(*command)
     assert json.loads(again) == rows  # goes on where it was, and has nothing left to do
+    for wrong, line in (("model.layer=layers.9.mlp.fc2", "layers.9.mlp.fc2"), ("=", "--vary = has no values")):
+        code, _, err = run("ablate", "toyland", "--work", tmp_path / "new", "--vary", wrong)
+        assert (code, line in err) == (1, True)
+        assert not (tmp_path / "new").exists()  # told before anything is built
+    code, _, err = run("ablate", "toyland", "--work", tmp_path / "new", "--images", tmp_path / "nowhere")
+    assert (code, (tmp_path / "new").exists()) == (1, False)
+    row = sorted(tmp_path.glob("row-*.json"))[0]
+    row.write_text("{")
+    code, _, err = run(*command)
+    assert (code, f"'{row}' is damaged; delete it" in err) == (1, True)
     code, _, err = run("ablate", "toyland", "--work", tmp_path, "--vary", "split.winer_rule=gap")
     assert code == 1
     assert "winer_rule" in err

@@ -9,7 +9,7 @@ from elude_steer.errors import EludeSteerWarning, ImageError
 from elude_steer.evaluating import evaluate
 from elude_steer.evaluation.faithfulness import R2
 from elude_steer.evaluation.monosemanticity import gather_peaks
-from elude_steer.exhibits import items_of, look, read_items, source_of, tower_of
+from elude_steer.exhibits import _for_tokens, items_of, look, read_items, source_of, tower_of
 from elude_steer.images import Item, image_set
 from elude_steer.splitting import split_layer
 from elude_steer.vlm import Vlm
@@ -106,3 +106,22 @@ def test_many_that_cannot_be_read_are_counted():
 def test_a_source_without_pictures_is_refused(atlas):
     with pytest.raises(ImageError, match="the stream of images gives no pictures to measure on"):
         items_of(source_of(atlas, iter(()), 5), 5)
+
+
+@pytest.mark.parametrize("limit", [2, 3, 7, 11, 15, 19])
+def test_pictures_are_spread_evenly(limit):
+    numbers = [item.index for item in items_of(image_set(Drawn(20)), limit)]
+    assert len(numbers) == limit
+    assert numbers[0] == 0
+    gaps = {b - a for a, b in zip(numbers, [*numbers[1:], 20], strict=True)}
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_the_layer_that_stands_for_a_convolution_gives_what_it_gives():
+    conv = torch.nn.Conv2d(5, 3, 1, stride=2)
+    x = torch.randn(1, 5, 4, 4)
+    with torch.no_grad():
+        tokens = x[:, :, ::2, ::2].flatten(2)[0].T
+        torch.testing.assert_close(_for_tokens(conv)(tokens), conv(x).flatten(2)[0].T)
+        half = _for_tokens(conv.half())
+    assert half.weight.dtype == torch.float16

@@ -1,6 +1,10 @@
 """The judge against a small server that speaks the protocol, and that behaves as servers do."""
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,14 +15,14 @@ import torch
 from PIL import Image
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.judge import CELL, Judge, Pair, ask, picture_grid, rank, read_answer
+from elude_steer.evaluation.judge import CELL, Answer, Judge, Pair, ask, picture_grid, rank, read_answer
 from elude_steer.judging import draw_pairs
 
 openai = pytest.importorskip("openai", reason="the judge needs openai: pip install 'elude-steer[judge]'")
 
 
 class Server:
-    """Answers by what `says(model, first, second, count)` returns: a text, a status, or seconds and then a text."""
+    """Answers by what `says(model, first, second, count)` returns: a text, a status, or all of the answer as bytes."""
 
     def __init__(self, says):
         self.says, self.asked, self.bodies = says, Counter(), []
@@ -32,6 +36,7 @@ class Server:
                 owner.asked[(body["model"], *pictures)] += 1
                 said = owner.says(body["model"], *pictures, sum(owner.asked.values()))
                 status = said if isinstance(said, int) else 200
+                content = None if isinstance(said, bytes) else said
                 text = json.dumps(
                     {"error": {"message": "no"}}
                     if status != 200
@@ -41,17 +46,19 @@ class Server:
                         "created": 0,
                         "model": body["model"],
                         "choices": [
-                            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+                            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
                         ],
                     }
                 ).encode()
+                text, kind = (said, "text/html") if isinstance(said, bytes) else (text, "application/json")
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(text)))
                 if status == 429:
                     self.send_header("Retry-After", "0")
                 self.end_headers()
-                self.wfile.write(text)
+                with contextlib.suppress(BrokenPipeError):  # who asked may have gone
+                    self.wfile.write(text)
 
             def log_message(self, *_):
                 pass
@@ -113,6 +120,8 @@ def test_a_grid_is_three_by_three():
         ('{"answer": "A"}', "A"),
         ('```json\n{"reason_a": "dogs", "reason_b": "-", "answer": " b "}\n```', "B"),
         ('I think {"answer": "A"} no, wait: {"answer": "B"}', "B"),
+        ('{"reason_a": "{x} and }", "reason_b": "y", "answer": "A"}', "A"),
+        ('{"why": {"answer": "B"}}', None),
         ('{"answer": "C"}', None),
         ('{"answer": A}', None),
         ('{"answer": ["A"]}', None),
@@ -215,6 +224,81 @@ def test_and_goes_on_where_it_was(tmp_path):
         assert len(ask([judge], pairs(4), tmp_path, threads=1, retries=0, timeout=2)) == 5
 
 
+@pytest.mark.parametrize(
+    "page",
+    [b"<html>hello</html>", b'{"answer"', b"[1]", b"{}", b'{"choices": ["hello"]}', b'{"choices": [{"index": 0}]}'],
+)
+def test_who_is_no_chat_endpoint_is_left_alone_and_others_go_on(tmp_path, page):
+    said = []
+    with Server(lambda model, *rest: page if model == "odd" else prefers_red(model, *rest)) as server:
+        judges = [Judge("odd", server.url), Judge("whole", server.url)]
+        found = ask(judges, pairs(3), tmp_path, threads=1, told=said.append)
+    assert [a.judge for a in found] == ["whole"] * 6
+    assert len(said) == 1
+    assert "judge 'odd'" in said[0]
+    assert rank(judges, pairs(3), found).missing == {"odd": 6, "whole": 0}
+
+
+def test_one_model_at_two_addresses_is_two_judges_and_one_twice_a_mistake(tmp_path):
+    with Server(prefers_red) as one, Server(prefers_red) as other:
+        judges = [Judge("m", one.url), Judge("m", other.url)]
+        ranking = rank(judges, pairs(2), ask(judges, pairs(2), tmp_path))
+        assert ranking.missing == {f"m@{one.url}": 0, f"m@{other.url}": 0}
+        with pytest.raises(SpecError, match=r"judge 'm' at .* is named 2 times; once is enough"):
+            ask([judges[0], judges[0]], pairs(1), tmp_path)
+
+
+def test_a_damaged_answer_is_asked_for_again(tmp_path):
+    with Server(prefers_red) as server:
+        judges = [Judge("one", server.url)]
+        found = ask(judges, pairs(2), tmp_path)
+        sorted(tmp_path.glob("*.json"))[0].write_text("{")
+        left = []
+        assert ask(judges, pairs(2), tmp_path, calls=left.append) == found
+        assert left == [1]
+
+
+def test_intervals_are_of_pairs_and_not_of_their_two_presentations():
+    shown = pairs(40)
+    won = [number % 2 == 0 for number in range(40)]
+    answers = [
+        Answer("one", number, swap, "elude" if won[number] else "raw", "") for number in range(40) for swap in (0, 1)
+    ]
+    low, high = rank([Judge("one", "")], shown, answers).intervals["elude"]
+    assert high - low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, abs=0.03)  # not the 0.22 of eighty games
+
+
+def test_who_never_has_a_majority_has_no_rate_and_no_warning():
+    three = [Pair("a", "b", (grid("red"), grid("blue"))), Pair("a", "c", (grid("red"), grid("green")))]
+    answers = [Answer("one", 0, False, "a", ""), Answer("one", 1, False, "a", ""), Answer("two", 1, False, "c", "")]
+    ranking = rank([Judge("one", ""), Judge("two", "x")], three, answers)
+    assert ranking.rates["a"] == 1
+    assert ranking.rates["c"] != ranking.rates["c"]
+
+
+def test_an_endpoint_that_hangs_does_not_hold_whoever_gives_up(tmp_path):
+    """In a process of its own: an interrupt while answers are waited for."""
+    code = (
+        "import sys; from pathlib import Path; from PIL import Image;"
+        "from elude_steer.evaluation.judge import *;"
+        "grids = tuple(Image.new('RGB', (9, 9), c) for c in ('red', 'blue'));"
+        "print('asking', flush=True);"
+        "ask([Judge('m', sys.argv[1])], [Pair('a', 'b', grids)], Path(sys.argv[2]))"
+    )
+    hold = threading.Event()
+    with Server(lambda *_: (hold.wait(60), answer("A"))[1]) as server:
+        with subprocess.Popen(
+            [sys.executable, "-c", code, server.url, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout.readline() == b"asking\n"
+            while not server.asked:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+        hold.set()
+    assert process.returncode != 0
+
+
 def test_ties_are_dropped(tmp_path):
     def says(model, first, second, _count):
         red = prefers_red(model, first, second, 0)
@@ -259,6 +343,18 @@ def test_the_command_asks_about_an_atlas_and_its_units(run, tmp_path):
         assert "0 questions to ask" in err
         assert json.loads(out)["presentations"] == 6
         assert sum(server.asked.values()) == 6
+    with Server(lambda *_: "no idea") as server:
+        odd = ["judge", "toyland", "--judge", f"tiny@{server.url}", "--images", "toyland:77001", "--limit", "12"]
+        code, out, err = run(*odd, "--pairs", "1", "--work", tmp_path / "odd")
+        assert (code, out) == (1, "")
+        assert "there is nothing to rank: 2 answers, neither A nor B" in err
+    for url in ("http://[bad/v1", "http://127.0.0.1:99999/v1"):
+        code, _, err = run("judge", "toyland", "--judge", f"tiny@{url}")
+        assert code == 1
+        assert f"'{url}' is no address" in err
+    (tmp_path / "file").write_text("")
+    code, _, err = run("judge", "toyland", "--judge", "tiny@http://127.0.0.1:9/v1", "--work", tmp_path / "file")
+    assert (code, "is a file, where a folder is wanted" in err) == (1, True)
     code, _, err = run("judge", "toyland", "--judge", "tiny")
     assert (code, err.strip().count("\n")) == (1, 0)
     assert "'tiny' is no judge; write MODEL@URL" in err

@@ -127,3 +127,37 @@ def test_costs_are_told_beside_the_bare_model(compiled):
     assert found["bare"].megabytes is None or found["bare"].megabytes > 10
     with pytest.raises(ValueError, match="at least one way"):
         measure(call, {})
+
+
+def test_the_bare_model_is_measured_before_the_other_is_made():
+    made = []
+
+    @contextmanager
+    def other():
+        made.append(len(passes))
+        yield
+
+    passes = []
+
+    def call():
+        passes.append(torch.is_inference_mode_enabled())
+
+    measure(call, {"bare": nullcontext, "other": other}, warm_up=3, runs=2)
+    assert made[0] == 4  # three to warm up, and the one whose peak counts
+    assert all(passes)  # also those that warm up
+
+
+def test_r2_of_nothing_and_of_what_does_not_fit():
+    r2, y = R2(), torch.randn(20, 4)
+    r2.add(y[:0], y[:0])
+    r2.add(y, y)
+    r2.add(y[:0], y[:0])
+    assert r2.value == 1
+    with pytest.raises(ValueError, match=r"\(20, 4\) are compared with \(20, 1\)"):
+        r2.add(y, y[:, :1])
+
+
+def test_directions_however_short_and_none_that_are_not_finite():
+    assert collinearity(torch.full((2, 3), 1e-13, dtype=torch.float64)) == pytest.approx(1)
+    with pytest.raises(ValueError, match="not finite"):
+        collinearity(torch.tensor([[1.0, torch.nan], [0, 1]]))

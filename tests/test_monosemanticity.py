@@ -82,3 +82,15 @@ def test_planted_concepts_are_purer_than_a_mixture_of_them():
 def test_no_pictures_are_told():
     with pytest.raises(ValueError, match="no pictures"):
         gather_peaks([], lambda q: q, lambda q: q)
+
+
+def test_silent_is_who_never_fires_whatever_the_score():
+    peaks = Peaks(3, 2)
+    for value in (1.0, 2.0):
+        peaks.add(torch.tensor([[value, -value, 0.5]]), torch.ones(1, 2))
+    assert peaks.silent.tolist() == [False, True, False]
+    assert peaks.scores().isnan().all()  # of two pictures the weaker has no weight
+    with pytest.raises(ValueError, match="101 pictures of each are wanted, 100 are kept"):
+        peaks.top(101)
+    with pytest.raises(ValueError, match="not finite"):
+        peaks.add(torch.tensor([[1.0, torch.nan, 0]]), torch.ones(1, 2))

@@ -142,6 +142,12 @@ def test_patches_over_the_padding_of_a_tile():
         assert Region.of(where).covers(boxes, (100, 100)).tolist() == [[False, True, True, False]]
 
 
+def test_of_a_patch_on_the_edge_counts_what_shows_the_picture():
+    boxes = np.array([[[0, -0.6, 1, 0.4], [0, 0.4, 1, 1]]])
+    for where in [(0, 0, 100, 100), np.ones((3, 3))]:
+        assert Region.of(where).covers(boxes, (100, 100)).tolist() == [[True, True]]
+
+
 MASK = np.array([[0, 0, 1], [0, 1, 1]])
 
 

@@ -134,3 +134,10 @@ def test_a_build_measures_streams_whatever_the_threads(tmp_path):
         spec, settings=[*small, "references.streams=0"], out=tmp_path / "none", work=tmp_path / "w2", quiet=True
     )
     assert none.streams is None
+
+
+def test_streams_too_large_for_half_precision_are_kept_whole():
+    sums, counts = torch.tensor([[1e5, 0], [-1e5, 0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    assert contrast(sums, counts).tolist() == [[1e5, 0], [-1e5, 0]]
+    assert contrast(sums, counts).dtype == torch.float32
+    assert contrast(sums / 10, counts).dtype == torch.float16

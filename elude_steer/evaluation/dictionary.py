@@ -46,6 +46,8 @@ def effective_rank(vectors: torch.Tensor) -> float:
 
 def collinearity(vectors: torch.Tensor) -> float:
     """The largest |cosine| between two rows; 1 says that there are duplicates. Rows without length do not count."""
+    if not torch.isfinite(vectors).all():
+        raise ValueError("vectors that are not finite have no angles.")
     unit = _unit(vectors[vectors.double().norm(dim=1) > 0])
     if len(unit) < 2:
         return 0.0
@@ -59,4 +61,5 @@ def collinearity(vectors: torch.Tensor) -> float:
 
 
 def _unit(vectors: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.normalize(vectors.double(), dim=1)
+    long = vectors.double()
+    return long / long.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)

@@ -29,7 +29,11 @@ class R2:
 
     def add(self, true: torch.Tensor, made: torch.Tensor) -> None:
         """Some tokens, `(tokens, d_out)` each."""
+        if true.shape != made.shape:
+            raise ValueError(f"outputs of shape {tuple(true.shape)} are compared with {tuple(made.shape)}.")
         true, made = true.double().flatten(0, -2), made.double().flatten(0, -2)
+        if not len(true):
+            return
         self.residual += float((true - made).square().sum())
         # Means and spreads of two parts become those of both; no sum grows so large that digits are lost.
         count, mean = len(true), true.mean(0)

@@ -11,17 +11,16 @@ import hashlib
 import io
 import json
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from tqdm import tqdm
 
 from elude_steer import backends
 from elude_steer.errors import SpecError
@@ -119,15 +118,19 @@ def picture_grid(pictures: Sequence[Any]) -> Image.Image:
 
 
 def read_answer(text: str) -> str | None:
-    """A or B, from JSON somewhere in a text; None where there is none."""
-    for found in reversed(re.findall(r"\{[^{}]*\}", text or "", re.DOTALL)):
+    """A or B, from JSON somewhere in a text, the last that says so; None where there is none."""
+    decoder, answer, at = json.JSONDecoder(), None, (text or "").find("{")
+    while at >= 0:
         try:
-            said = json.loads(found).get("answer")
-        except (ValueError, AttributeError):
-            continue
-        if isinstance(said, str) and said.strip().upper() in ("A", "B"):
-            return said.strip().upper()
-    return None
+            said, end = decoder.raw_decode(text, at)
+        except ValueError:
+            end = at + 1
+        else:
+            given = said.get("answer")
+            if isinstance(given, str) and given.strip().upper() in ("A", "B"):
+                answer = given.strip().upper()
+        at = text.find("{", end)
+    return answer
 
 
 def ask(
@@ -153,7 +156,10 @@ def ask(
         timeout: seconds for one answer.
         retries: how often a call that fails for a passing reason is made again.
     """
-    openai = backends.require("openai", "the judge")
+    openai = check_judges(judges)
+    clients = [
+        openai.OpenAI(base_url=judge.url, api_key=_key(judge), timeout=timeout, max_retries=retries) for judge in judges
+    ]
     questions = [(j, n, swap) for j in range(len(judges)) for n in range(len(pairs)) for swap in (False, True)]
     images = [tuple(_encoded(grid) for grid in pair.grids) for pair in pairs]
 
@@ -163,12 +169,10 @@ def ask(
         asked = json.dumps([judges[judge].model, judges[judge].url, PROMPT, one, other])
         return folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.json"
 
-    left = [question for question in questions if not path(question).exists()]
+    left = [question for question in questions if _kept(path(question)) is None]
     calls(len(left))
-    clients = [
-        openai.OpenAI(base_url=judge.url, api_key=_key(judge), timeout=timeout, max_retries=retries) for judge in judges
-    ]
-    failed, lock = Counter[int](), threading.Lock()
+    failed, lock, waiting = Counter[int](), threading.Lock(), iter(left)
+    bar = tqdm(total=len(left), desc="asking", unit=" questions", disable=None)
 
     def one(question: tuple[int, int, bool]) -> None:
         judge, pair, swap = question
@@ -177,32 +181,69 @@ def ask(
         shown = images[pair][::-1] if swap else images[pair]
         try:
             text = _call(clients[judge], judges[judge].model, shown)
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
             with lock:
                 failed[judge] += 1
                 if failed[judge] == _GIVE_UP:
                     why = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    if not isinstance(error, openai.OpenAIError):  # a page of HTML, JSON of another kind
+                        why = f"it does not answer as a chat endpoint does ({why}); is the URL right? Most end in /v1"
                     told(f"judge '{judges[judge].model}' at {judges[judge].url} is left alone from now on: {why}")
             return
         failed[judge] = 0
         write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))
 
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(one, left))
-    finally:
-        for client in clients:
-            client.close()
+    def work() -> None:
+        while True:
+            with lock:
+                question = next(waiting, None)
+            if question is None:
+                return
+            one(question)
+            bar.update()
+
+    # Threads that end with the process: an endpoint that hangs must not keep anybody who gives up waiting.
+    crew = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
+    with bar:
+        for thread in crew:
+            thread.start()
+        for thread in crew:
+            while thread.is_alive():
+                thread.join(0.2)
+    for client in clients:
+        client.close()
     found, names = [], names_of(judges)
     for judge, pair, swap in questions:
-        file = path((judge, pair, swap))
-        if file.exists():
-            text = str(json.loads(file.read_text(encoding="utf-8"))["text"])
+        text = _kept(path((judge, pair, swap)))
+        if text is not None:
             methods = (pairs[pair].one, pairs[pair].other)
             letter = read_answer(text)
             winner = None if letter is None else methods[(letter == "B") != swap]
             found.append(Answer(names[judge], pair, swap, winner, text))
     return found
+
+
+def check_judges(judges: Sequence[Judge]) -> Any:
+    """The client's library; raises where it, or the key of a judge, is missing, or where one is named twice."""
+    openai = backends.require("openai", "the judge")
+    if not judges:
+        raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
+    for judge, count in Counter(judges).items():
+        if count > 1:
+            raise SpecError(f"judge '{judge.model}' at {judge.url} is named {count} times; once is enough.")
+        _key(judge)
+    return openai
+
+
+def _kept(path: Path) -> str | None:
+    """An answer that was kept; None where there is none, or a damaged file, which is asked for again."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["text"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        path.unlink()
+        return None
 
 
 def _key(judge: Judge) -> str:
@@ -228,7 +269,9 @@ def _call(client: Any, model: str, images: Sequence[str]) -> str:
     said = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": content}], temperature=0, seed=42, max_tokens=256
     )
-    return str(said.choices[0].message.content or "") if said.choices else ""
+    if not said.choices:
+        raise ValueError("it gives no choices")
+    return str(said.choices[0].message.content or "")
 
 
 def rank(

@@ -38,6 +38,8 @@ class Peaks:
     def add(self, activations: torch.Tensor, outputs: torch.Tensor) -> None:
         """One picture: `(tokens, sub_units)` activations and `(tokens, d_out)` outputs of the layer."""
         best, token = (found.cpu() for found in activations.float().max(0))
+        if not torch.isfinite(best).all():
+            raise ValueError("activations that are not finite have no order; is the model sound?")
         self.lowest, self.highest = self.lowest.minimum(best), self.highest.maximum(best)
         weakest = self.values.min(1).values
         place = self.pictures.masked_fill(self.values != weakest[:, None], -2).argmax(1)  # of equals the last goes
@@ -49,12 +51,19 @@ class Peaks:
 
     def top(self, count: int) -> torch.Tensor:
         """`(latents, count)` the pictures each fires most for, strongest first; of those that fire for so many."""
+        if count > self.values.shape[1]:
+            raise ValueError(f"{count} pictures of each are wanted, {self.values.shape[1]} are kept.")
         values, order = self.values.sort(dim=1, descending=True, stable=True)
         fires = (self.highest > 0) & (values[:, count - 1] > -torch.inf)
         return self.pictures.gather(1, order)[fires, :count]
 
+    @property
+    def silent(self) -> torch.Tensor:
+        """Which never fire, `(sub_units,)` bool."""
+        return self.highest <= 0
+
     def scores(self) -> torch.Tensor:
-        """The MS-Score of each sub-unit, `(sub_units,)` float64; NaN where it never fires."""
+        """The MS-Score of each sub-unit, `(sub_units,)` float64; NaN where it never fires, or always alike."""
         found = torch.full((len(self.values),), torch.nan, dtype=torch.float64)
         span = (self.highest - self.lowest).double()
         for number in ((self.highest > 0) & (span > 0)).nonzero()[:, 0].tolist():
