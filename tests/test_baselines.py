@@ -1,5 +1,7 @@
 """What ELUDe is held against: every dictionary reads, writes and steers by the same rules."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from elude_steer import toyland
 from elude_steer.applying import Applier
 from elude_steer.baselines import Latents, Levels, Lexicon, by_unit, difference_of_means, of_atlas, of_sae, raw_units
-from elude_steer.saes import SaeSpec, train_sae
+from elude_steer.saes import KINDS, Sae, SaeSpec, train_sae
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +140,25 @@ def test_off_is_exact_for_latents_too(steerer, sae):
     assert off == bare == steerer.vlm.caption([image])[0]
     q = steerer.vlm.encode([image])[0]
     assert general.prepare(strong).change(q).abs().max() > 0
+
+
+def test_an_sae_lies_where_its_tokens_do():
+    """On a device that only knows shapes: what is made elsewhere and used there is refused, as on a GPU."""
+    inputs = torch.zeros(50, 4, device="meta")
+    for kind in sorted(set(KINDS) - {"archetypal"}):  # whose points are rows that have to be there
+        made = Sae(SaeSpec(kind, 8), inputs, inputs)
+        assert {tensor.device.type for tensor in (*made.parameters(), *made.buffers())} == {"meta"}
+        if kind not in ("batch_topk", "matryoshka"):
+            assert made.encode(inputs).shape == (50, 8)
+
+
+def test_lexicons_with_other_names_or_levels_are_others(steerer):
+    made = of_atlas("ELUDe", steerer.vlm.layer, steerer.atlas)
+    labels, on = steerer.atlas.named(), steerer.atlas.references.activation
+    whole = Lexicon(made, labels, Levels(on), steerer.atlas.streams)
+    others = [
+        Lexicon(made, replace(labels, words=labels.words[::-1].copy()), Levels(on), steerer.atlas.streams),
+        Lexicon(made, labels, Levels(2 * on), steerer.atlas.streams),
+        Lexicon(made, labels, Levels(on)),
+    ]
+    assert len({lexicon.fingerprint for lexicon in (whole, *others)}) == 4

@@ -15,6 +15,7 @@ from elude_steer.scoring import load_scorer
 from elude_steer.toyland import labeller
 from elude_steer.vlm import Vlm
 from elude_steer.vocabulary import read_vocabulary
+from tests.tiny import save_pictures
 
 SPEC = """
 name: named
@@ -100,6 +101,17 @@ def test_the_same_bytes_again_and_from_two_processes(atlas, spec, tmp_path):
     assert {path.name: path.read_bytes() for path in again.folder.rglob("*") if path.is_file()} == files
     two = es.build(spec, out=tmp_path / "two", work=tmp_path / "w2", quiet=True, processes=2, threads=2)
     assert {path.name: path.read_bytes() for path in two.folder.rglob("*") if path.is_file()} == files
+
+
+def test_other_batches_are_other_work(spec, tmp_path):
+    """What the scorer saw lies in numbered files, cut by batches; two ways of cutting must not meet in one folder."""
+    pictures = save_pictures(tmp_path / "pictures", 70)
+    made = [
+        es.build(spec, images=pictures, out=tmp_path / f"{size}-{turn}", work=tmp_path / "work", quiet=True,
+                 settings=[f"tokens.batch_size={size}"])
+        for turn, size in enumerate((8, 48, 8))
+    ]  # fmt: skip
+    assert np.array_equal(made[0].labels.words, made[2].labels.words)
 
 
 def test_finished_pictures_are_not_looked_at_again(spec, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Autoencoders: each kind is what it is called, learns what was planted, and comes out the same every time."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -144,3 +145,22 @@ def test_with_the_same_weights_overcomplete_gives_the_same(tmp_path):
 @pytest.mark.slow
 def test_overcomplete_in_an_environment_of_its_own():
     run_in_own_environment("overcomplete_check.py", "baselines", "matplotlib<3.11")  # 0.3.0 needs an older one
+
+
+def test_tokens_that_nothing_can_be_learnt_from_are_refused():
+    x = torch.randn(20, 4)
+    for given, targets, line in ((x[:0], None, "two tokens or more"), (x, x[:5], "as many targets: 20, 5"),
+                                 (x * torch.nan, None, "not finite")):  # fmt: skip
+        with pytest.raises(SpecError, match=line):
+            train_sae(SaeSpec("topk", 8, epochs=1), given, targets)
+
+
+def test_one_that_diverged_is_not_the_best():
+    specs = [SaeSpec("topk", 8, seed=seed) for seed in (1, 2)]
+    assert best_of([(specs[0], Quality(math.nan, 1.0, 0.0)), (specs[1], Quality(0.5, 3.0, 0.0))]) is specs[1]
+
+
+def test_constant_tokens_have_a_quality():
+    x = torch.ones(50, 4)
+    sae = train_sae(SaeSpec("topk", 8, epochs=1, batch_size=16), x)
+    assert math.isfinite(quality(sae, x).r2)

@@ -1,4 +1,5 @@
 import itertools
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ from elude_steer.regions import Region
 from elude_steer.resuming import look
 from elude_steer.settings import Settings
 from elude_steer.steering import Steerer
+from elude_steer.tuning import keep_settings
 
 
 @pytest.fixture(scope="module")
@@ -406,6 +408,34 @@ def test_public_face(scenes):
     result = es.steer(scenes[0].image, minus=[scenes[0].objects[0]])
     assert isinstance(result.caption, str)
     assert result.baseline != ""
+
+
+@pytest.mark.filterwarnings("ignore:the caption did not change")
+def test_an_atlas_that_changed_is_loaded_again(steerer, scenes, tmp_path, monkeypatch):
+    folder = tmp_path / "own"
+    shutil.copytree(steerer.atlas.folder, folder)
+    monkeypatch.chdir(tmp_path)
+    before = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
+    assert es.steer(scenes[0].image, minus=["dog"], atlas=str(folder)).plan == before
+    keep_settings(Steerer.load(folder), {"gamma": -1.0})
+    after = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
+    assert [plan.concepts[0].settings.gamma for plan in (before, after)] == [-15.0, -1.0]
+
+
+def test_words_that_share_sub_units_are_placed_at_the_level_of_those_they_keep(steerer):
+    plan = steerer.plan(minus=["dog"], plus={"cat": {"kappa": 12}, "kitten": {"kappa": 60}}, mode="place")
+    kitten = plan.concepts[2]
+    assert 0 < len(kitten.edits) < 60
+    expected = kitten.settings.beta * steerer.atlas.levels([edit.sub_unit for edit in kitten.edits], "stream")
+    assert [edit.amount for edit in kitten.edits] == pytest.approx(expected.tolist())
+
+
+def test_a_minus_word_without_sub_units_of_its_own_still_says_where(steerer):
+    given = {"minus": {"dog": {"kappa": 3, "where": (0, 0, 40, 40)}}, "plus": {"puppy": {"kappa": 200}}}
+    plan = steerer.plan(**given, mode="place")
+    assert [len(concept.edits) for concept in plan.concepts] == [0, 200]
+    with pytest.raises(SpecError, match="nothing says where to place"):
+        steerer.plan(minus={"dog": {"kappa": 3}}, plus=given["plus"], mode="place")
 
 
 def test_looking_stops_at_the_target(steerer, scenes):

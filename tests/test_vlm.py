@@ -268,6 +268,16 @@ def test_a_checkpoint_that_asks_for_sampling_is_decoded_greedily(tiny_llava, tmp
     assert vlm.caption(images[:3], max_new_tokens=6) == tiny_vlm.caption(images[:3], max_new_tokens=6)
 
 
+def test_a_checkpoint_that_brings_penalties_is_decoded_greedily(lively, images, monkeypatch):
+    said = lively.caption(images[:3], max_new_tokens=8)
+    for name, value in {"repetition_penalty": 3.0, "no_repeat_ngram_size": 1, "min_new_tokens": 7}.items():
+        monkeypatch.setattr(lively.model.generation_config, name, value)
+    assert lively.model.generate(
+        **lively.inputs(images[:3]), max_new_tokens=8
+    ).shape  # they are valid, and heeded there
+    assert lively.caption(images[:3], max_new_tokens=8) == said
+
+
 def test_the_prompt_is_asked_and_the_caption_is_not_part_of_it(tiny_vlm, images):
     text = tiny_vlm.processor.tokenizer.decode(tiny_vlm.inputs(images[:1])["input_ids"][0])
     assert PROMPT == "Describe this image in one sentence."
