@@ -257,7 +257,8 @@ def _page(found: Evaluation) -> str:
     ms = next((row for row in found.rows if row.name == "MS-Score, %" and None not in (row.value, row.units)), None)
     if r2 is not None and ms is not None:
         points = [(float(ms.units or 0), 1.0), (float(ms.value or 0), r2)]
-        pareto = figures.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=["units", "sub-units"], side=380)
+        names = ["units", "sub-units"]
+        pareto = figures.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=names, side=380, least=0.0)
         charts.append((pareto, "MS-Score against R2 of units and sub-units"))
     images = "".join(f'<img alt="{says}" src="{figures.data_uri(chart)}">' for chart, says in charts)
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from dataclasses import asdict
@@ -54,6 +55,8 @@ def evaluate(
     hide_loading_bars()
     if out is not None:
         check_folder(out)
+    if compiled:  # what it cannot compile it says in pages
+        logging.getLogger("torch").setLevel(logging.ERROR)
     wanted = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
     found = measure(
         atlas,
