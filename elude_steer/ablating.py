@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from elude_steer.keys import key_of, versions
 from elude_steer.pipeline import build, load_tower
 from elude_steer.recipe import AtlasSpec
 from elude_steer.shipped import load_spec
+from elude_steer.storage import write_file
 
 
 def questions(spec: AtlasSpec) -> dict[str, list[str]]:
@@ -93,3 +95,29 @@ def ablate(
         told(f"{name}={value}" if name else "the spec as it is")
         rows.append({"setting": name or "as it is", "value": value, **kept(work / f"row-{key}.json", measured)})
     return rows
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], about: str, out: Path) -> Path:
+    """The rows as a table in Markdown, and as JSON beside it.
+
+    Args:
+        rows: what `ablate` gave.
+        about: the command, for who reads the page.
+        out: the folder.
+    """
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "seconds"]
+    lines = [
+        "# What each setting of a build is worth",
+        "",
+        f"Written by `{about}`. One setting is changed at a time; the first row is the spec as it is.",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|" + "---|" * len(columns),
+    ]
+    for row in rows:
+        cells = [value if isinstance(value := row.get(name, ""), str) else f"{value:,.4g}" for name in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    text = json.dumps(list(rows), indent=1)
+    write_file(out / "ablations.json", lambda file: file.write(text.encode()))
+    write_file(out / "ablations.md", lambda file: file.write("\n".join([*lines, ""]).encode()))
+    return out / "ablations.md"

@@ -128,6 +128,7 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
 @click.option("--work", type=click.Path(path_type=Path), required=True, help="Keeps what is done; a run goes on there.")
 @click.option("--images", help="Pictures to measure on [default: the spec's own].")
 @click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="How many of them.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="ablations.md and ablations.json.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def ablate(
     spec: str,
@@ -136,6 +137,7 @@ def ablate(
     work: Path,
     images: str | None,
     limit: int,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Build SPEC with one setting changed at a time, and measure each atlas.
@@ -145,14 +147,22 @@ def ablate(
     elude-steer ablate toyland --work work --vary tokens.per_image=16,48 --vary clusters.top_k=1000,4000
     """  # noqa: D301
     from elude_steer.ablating import ablate as build_each
+    from elude_steer.ablating import write_rows
 
     hide_loading_bars()
+    if out is not None:
+        check_folder(out)
     vary: dict[str, list[str]] = {}
     for text in varied:
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
     told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
     found = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, told=told)
+    if out is not None:
+        asked = [f"--vary {text}" for text in varied] + [f"--set {text}" for text in changes]
+        shown = f" --images {images}" if images else ""
+        about = " ".join(["elude-steer ablate", spec, *asked]) + f"{shown} --limit {limit}"
+        click.echo(f"elude-steer: note: {write_rows(found, about, out)}", err=True)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

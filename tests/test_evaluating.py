@@ -154,8 +154,14 @@ def test_settings_are_tried_one_at_a_time(run, tmp_path):
     rows = json.loads(out)
     assert [(row["setting"], row["value"]) for row in rows] == [("as it is", ""), ("split.winner_rule", "random")]
     assert all(row["R2, explicit layer"] == pytest.approx(1, abs=1e-9) for row in rows)
-    code, again, _ = run(*command)
+    code, again, _ = run(*command, "--out", tmp_path / "out")
     assert json.loads(again) == rows  # goes on where it was, and has nothing left to do
+    page = (tmp_path / "out" / "ablations.md").read_text()
+    assert "`elude-steer ablate toyland --vary split.winner_rule=gap,random --set images.limit=40" in page
+    assert [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][2:] == [
+        ["| split.winner_rule", "random"]
+    ]
+    assert json.loads((tmp_path / "out" / "ablations.json").read_text()) == rows
     for wrong, line in (("model.layer=layers.9.mlp.fc2", "layers.9.mlp.fc2"), ("=", "--vary = has no values")):
         code, _, err = run("ablate", "toyland", "--work", tmp_path / "new", "--vary", wrong)
         assert (code, line in err) == (1, True)
