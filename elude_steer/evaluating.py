@@ -63,6 +63,7 @@ class Evaluation:
     Attributes:
         atlas: the atlas.
         tower: its model.
+        images: where the pictures come from.
         pictures: how many it was measured on.
         rows: the numbers.
         scores: `(S,)` MS-Score of every sub-unit, and `unit_scores` of every unit; None where not asked for.
@@ -70,6 +71,7 @@ class Evaluation:
 
     atlas: Atlas
     tower: Tower
+    images: str
     pictures: int
     rows: tuple[Row, ...]
     scores: torch.Tensor | None = None
@@ -78,7 +80,8 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         known = {"atlas": self.atlas.name, "model": self.atlas.about["model"], "layer": self.atlas.about["layer"]}
-        return {**known, "pictures": self.pictures, "elude_steer": __version__, "rows": [asdict(r) for r in self.rows]}
+        seen = {"images": self.images, "pictures": self.pictures, "elude_steer": __version__}
+        return {**known, **seen, "rows": [asdict(row) for row in self.rows]}
 
     def save(self, folder: Path) -> Path:
         """Writes evaluation.json and report.html; returns the page's path."""
@@ -160,7 +163,8 @@ def evaluate(
         else:
             (batch,) = islice(read_items(seen.items, 8), 1)
             rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs, compiled)
-    return Evaluation(loaded, tower, len(seen.items), tuple(rows), scores.get("sub-units"), scores.get("units"))
+    both = (scores.get("sub-units"), scores.get("units"))
+    return Evaluation(loaded, tower, source.name, len(seen.items), tuple(rows), *both)
 
 
 @torch.inference_mode()
@@ -219,7 +223,7 @@ def _efficiency(
     batch = f"a batch of {len(pictures)}"
     return [
         Row("efficiency", f"explicit layer, ms {batch}", own.milliseconds, plain.milliseconds),
-        Row("efficiency", "explicit layer, % more time", 100 * own.slower, 0.0),
+        Row("efficiency", "explicit layer, % more time, pass by pass", 100 * own.slower, 0.0),
         Row("efficiency", "explicit layer, peak MB", own.megabytes, plain.megabytes),
     ]
 
@@ -265,7 +269,7 @@ def _page(found: Evaluation) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
         f"<h1>{html.escape(atlas.name)}</h1><p>{len(atlas):,} sub-units of {atlas.d_out:,} units of layer "
-        f"<code>{html.escape(str(about['layer']))}</code>, measured on {found.pictures:,} pictures.</p>"
+        f"<code>{html.escape(str(about['layer']))}</code>, measured on {found.pictures:,} pictures of {html.escape(found.images)}.</p>"
         f"<table><thead><tr><th>measure</th><th></th><th>sub-units</th><th>units before</th></tr></thead>"
         f'<tbody>{body}</tbody></table><h2>The split</h2><div class="figures">{images}</div>{_collages(found)}'
         f'<p class="soft">elude_steer {__version__}</p></body></html>\n'

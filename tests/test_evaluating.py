@@ -53,7 +53,7 @@ def test_every_measure_has_its_rows(found):
 def test_a_page_says_it_all_and_fetches_nothing(found, tmp_path):
     page = found.save(tmp_path)
     told = json.loads((tmp_path / "evaluation.json").read_text())
-    assert told["pictures"] == 24
+    assert (told["images"], told["pictures"]) == ("toyland:77001", 24)
     assert len(told["rows"]) == len(found.rows)
     text = page.read_text()
     assert "MS-Score" in Reader(text).text
