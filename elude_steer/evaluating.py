@@ -269,7 +269,8 @@ def _page(found: Evaluation) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
         f"<h1>{html.escape(atlas.name)}</h1><p>{len(atlas):,} sub-units of {atlas.d_out:,} units of layer "
-        f"<code>{html.escape(str(about['layer']))}</code>, measured on {found.pictures:,} pictures of {html.escape(found.images)}.</p>"
+        f"<code>{html.escape(str(about['layer']))}</code>, measured on "
+        f"{found.pictures:,} pictures of {html.escape(found.images)}.</p>"
         f"<table><thead><tr><th>measure</th><th></th><th>sub-units</th><th>units before</th></tr></thead>"
         f'<tbody>{body}</tbody></table><h2>The split</h2><div class="figures">{images}</div>{_collages(found)}'
         f'<p class="soft">elude_steer {__version__}</p></body></html>\n'
