@@ -279,7 +279,8 @@ def test_who_never_has_a_majority_has_no_rate_and_no_warning():
 def test_an_endpoint_that_hangs_does_not_hold_whoever_gives_up(tmp_path):
     """In a process of its own: an interrupt while answers are waited for."""
     code = (
-        "import sys; from pathlib import Path; from PIL import Image;"
+        "import signal, sys; from pathlib import Path; from PIL import Image;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # whoever runs the tests may have it ignored
         "from elude_steer.evaluation.judge import *;"
         "grids = tuple(Image.new('RGB', (9, 9), c) for c in ('red', 'blue'));"
         "print('asking', flush=True);"

@@ -540,7 +540,8 @@ def test_a_press_that_waits_for_its_turn_can_be_stopped(slow, browser, slow_addr
     other, late = (Visitor(browser, slow_address) for _ in range(2))
     for visitor in (other, late):
         visitor.words("minus", "cat")
-    other.start()  # with the slow one, both places are taken
+    slow.start()  # once more: on a busy machine the first may be done by now
+    other.start()  # both places are taken
     before = late.start()
     late.page.wait_for_timeout(300)
     late.page.locator("#stop").click()
