@@ -70,7 +70,9 @@ def ablate(
         if not values or not name:
             raise SpecError(f"--vary {name or '='} has no values; write {name or 'clusters.selection'}=V,V.")
         variants += [(name, value) for value in values]
-    pictures = None if images is None else image_set(images).fingerprint
+    own_set, source = plain.images, plain.images.source if images is None else images
+    shown = None if source is None else image_set(source, split=own_set.split, column=own_set.column)
+    pictures = None if shown is None else shown.fingerprint
     specs = {}  # all are read before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]

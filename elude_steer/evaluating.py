@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import inspect
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,14 +22,14 @@ from elude_steer.evaluation.dictionary import collinearity, effective_rank, stab
 from elude_steer.evaluation.efficiency import measure
 from elude_steer.evaluation.faithfulness import caption_agreement
 from elude_steer.evaluation.monosemanticity import mean_percent
-from elude_steer.exhibits import Look, items_of, look, read_items, source_of, tower_of
+from elude_steer.exhibits import Viewing, items_of, read_items, source_of, tower_of, view
 from elude_steer.heads import head_accuracy
 from elude_steer.hooks import swap_module
 from elude_steer.specimens import Specimens
 from elude_steer.splitting import layer_parameters, split_layer
 from elude_steer.storage import write_file
 from elude_steer.towers import Tower
-from elude_steer.vlm import Vlm
+from elude_steer.vlm import Vlm, last_logits
 
 MEASURES = ("faithfulness", "monosemanticity", "dictionary", "efficiency")
 
@@ -136,11 +135,11 @@ def evaluate(
         other.check(tower.layer)
     source = source_of(loaded, images, limit)
     items = items_of(source, limit)
-    seen = Look(items)
+    seen = Viewing(items)
     passes = {"sums": "faithfulness" in measures, "peaks": "monosemanticity" in measures}
     if any(passes.values()):  # one pass of the tower serves both
         told("what the layer sees")
-        seen = look(loaded, tower, items, **passes)
+        seen = view(loaded, tower, items, **passes)
     scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
     silent = [float(peaks.silent.double().mean()) for peaks in seen.peaks.values()]
     seen.peaks.clear()  # gigabytes at full size, which are no part of what a model takes
@@ -168,13 +167,13 @@ def evaluate(
 
 
 @torch.inference_mode()
-def _faithfulness(atlas: Atlas, tower: Tower, seen: Look) -> list[Row]:
+def _faithfulness(atlas: Atlas, tower: Tower, seen: Viewing) -> list[Row]:
     rows = [Row("faithfulness", _R2, seen.r2.value)]
     if isinstance(tower, Vlm):
         explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
-        pictures = [item.read()[0] for item in seen.items[:50]]
-        share = caption_agreement(tower, explicit, pictures)
-        rows.append(Row("faithfulness", f"same caption, {len(pictures)} pictures", share))
+        shown = seen.items[:50]
+        share = caption_agreement(tower, explicit, (item.read()[0] for item in shown))
+        rows.append(Row("faithfulness", f"same caption, {len(shown)} pictures", share))
     return rows
 
 
@@ -200,8 +199,7 @@ def _efficiency(
     atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int, compiled: bool
 ) -> list[Row]:
     inputs = tower.prepare(pictures)
-    takes = inspect.signature(type(tower.model).forward).parameters
-    few = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}  # those of all positions would take gigabytes
+    few = last_logits(tower.model, 1)
 
     @cache  # made when its turn comes, so that the bare model's peak is without it
     def explicit() -> torch.nn.Module:

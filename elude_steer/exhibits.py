@@ -70,7 +70,7 @@ def read_items(items: Sequence[Item], size: int) -> Iterator[list[tuple[Item, An
 
 
 @dataclass(eq=False)
-class Look:
+class Viewing:
     """What one pass over the pictures gave the measures.
 
     Attributes:
@@ -85,23 +85,25 @@ class Look:
 
 
 @torch.inference_mode()
-def look(atlas: Atlas, tower: Tower, items: Sequence[Item], *, sums: bool = True, peaks: bool = True) -> Look:
+def view(atlas: Atlas, tower: Tower, items: Sequence[Item], *, sums: bool = True, peaks: bool = True) -> Viewing:
     """One pass of the tower; as many pictures go through it together as when the atlas was built."""
     weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
-    every, found = atlas.sub_units(range(len(atlas)), tower.layer), Look()
-    layer = _for_tokens(tower.layer)
-    explicit = split_layer(layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
+    found = Viewing()
+    if sums:
+        layer = _for_tokens(tower.layer)
+        explicit = split_layer(layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
     if peaks:
+        every = atlas.sub_units(range(len(atlas)), tower.layer)
         found.peaks = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
     for batch in read_items(items, int(atlas.about["spec"]["tokens"]["batch_size"])):
         found.items += [item for item, _ in batch]
         for tiles in tower.encode([picture for _, picture in batch]):  # (tiles, tokens, d_in)
             q = tiles[:, tower.token_indices(tiles.shape[1]).to(tiles.device)].flatten(0, 1)
-            out = q.float() @ weight.T + bias  # (tokens, d_out)
             if sums:
                 given = q.to(layer.weight.dtype)
                 found.r2.add(layer(given).float(), explicit(given).float())
             if peaks:
+                out = q.float() @ weight.T + bias  # (tokens, d_out)
                 found.peaks["sub-units"].add(every.activations(q), out)
                 found.peaks["units"].add(out, out)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from elude_steer.applying import BATCH
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.resuming import Looked, look, resumed
-from elude_steer.vlm import PROMPT, Vlm
+from elude_steer.vlm import PROMPT, Vlm, last_logits
 
 
 @torch.inference_mode()
@@ -71,9 +70,7 @@ def _forced(vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence[str]) -> list[f
         else value
         for name, value in inputs.items()
     }
-    # Logits of all positions would take gigabytes; models that cannot leave them out give them all.
-    few = "logits_to_keep" in inspect.signature(type(vlm.model).forward).parameters
-    logits = vlm.model(**longer, **({"logits_to_keep": longest + 1} if few else {})).logits
+    logits = vlm.model(**longer, **last_logits(vlm.model, longest + 1)).logits
     log = logits[:, -longest - 1 : -1].float().log_softmax(-1)  # (rows, longest, words)
     answers, real = answers.to(log.device), real.to(log.device)
     chosen = log.gather(-1, answers[..., None])[..., 0]

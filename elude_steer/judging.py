@@ -15,7 +15,7 @@ import torch
 from elude_steer.atlas import Atlas
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.judge import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
-from elude_steer.exhibits import items_of, look, source_of, tower_of
+from elude_steer.exhibits import items_of, source_of, tower_of, view
 from elude_steer.storage import check_folder, home
 
 UNITS = "units before the split"
@@ -104,7 +104,7 @@ def judge_atlases(
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
         told(f"looking for what '{name}' fires for")
-        seen = look(atlas, tower_of(atlas, device=device), items, sums=False)
+        seen = view(atlas, tower_of(atlas, device=device), items, sums=False)
         items = seen.items  # those that can be read
         methods[name] = seen.peaks["sub-units"].top(SIDE * SIDE)
         methods.setdefault(UNITS, seen.peaks["units"].top(SIDE * SIDE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from elude_steer.towers import (
 )
 
 PROMPT = "Describe this image in one sentence."
-__all__ = ["PROMPT", "PatchGrid", "Vlm", "telling"]
+__all__ = ["PROMPT", "PatchGrid", "Vlm", "last_logits", "telling"]
 _told: ContextVar[Callable[[int], object] | None] = ContextVar("told", default=None)
 
 
@@ -332,3 +333,12 @@ def _before(vlm: Vlm, layout: Canvases, first: nn.Module) -> int:
             "them is which is not understood."
         )
     return before
+
+
+def last_logits(model: torch.nn.Module, count: int) -> dict[str, int]:
+    """What a call adds to get the logits of the last so many positions: those of all of them would take gigabytes.
+
+    Models that cannot leave any out give them all.
+    """
+    takes = inspect.signature(type(model).forward).parameters
+    return {"logits_to_keep": count} if "logits_to_keep" in takes else {}

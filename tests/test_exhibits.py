@@ -9,7 +9,7 @@ from elude_steer.errors import EludeSteerWarning, ImageError
 from elude_steer.evaluating import evaluate
 from elude_steer.evaluation.faithfulness import R2
 from elude_steer.evaluation.monosemanticity import gather_peaks
-from elude_steer.exhibits import _for_tokens, items_of, look, read_items, source_of, tower_of
+from elude_steer.exhibits import _for_tokens, items_of, read_items, source_of, tower_of, view
 from elude_steer.images import Item, image_set
 from elude_steer.splitting import split_layer
 from elude_steer.vlm import Vlm
@@ -46,7 +46,7 @@ def items(count):
 
 def test_one_look_gives_what_each_measure_finds_alone(atlas, tower):
     given = items(11)
-    found = look(atlas, tower, given)
+    found = view(atlas, tower, given)
     assert [item.id for item in found.items] == [item.id for item in given]
     pictures = [item.read()[0] for item in given]
     inputs = [q.flatten(0, 1) for picture in pictures for q in tower.encode([picture])]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from elude_steer.hooks import swap_module
+from elude_steer.resuming import turns
 from elude_steer.vlm import PROMPT, Vlm
 
 
@@ -71,10 +72,8 @@ def caption_agreement(
         said: the captions of the model as it is, where they are known.
     """
     same, count = 0, 0
-    pictures = list(images)
-    for start in range(0, len(pictures), size):
-        batch = pictures[start : start + size]
-        before = vlm.caption(batch, prompt=prompt) if said is None else said[start : start + size]
+    for _, batch in turns(vlm, images, lambda image: image, size):
+        before = vlm.caption(batch, prompt=prompt) if said is None else said[count : count + len(batch)]
         with swap_module(vlm.model, vlm.layer_name, layer):
             after = vlm.caption(batch, prompt=prompt)
         same += sum(a == b for a, b in zip(before, after, strict=True))

@@ -171,7 +171,7 @@ def ask(
 
     left = [question for question in questions if _kept(path(question)) is None]
     calls(len(left))
-    failed, lock, waiting = Counter[int](), threading.Lock(), iter(left)
+    failed, lock, waiting, stopped = Counter[int](), threading.Lock(), iter(left), threading.Event()
     bar = tqdm(total=len(left), desc="asking", unit=" questions", disable=None)
 
     def one(question: tuple[int, int, bool]) -> None:
@@ -181,7 +181,7 @@ def ask(
         shown = images[pair][::-1] if swap else images[pair]
         try:
             text = _call(clients[judge], judges[judge].model, shown)
-        except (openai.OpenAIError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
+        except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
             with lock:
                 failed[judge] += 1
                 if failed[judge] == _GIVE_UP:
@@ -194,7 +194,7 @@ def ask(
         write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))
 
     def work() -> None:
-        while True:
+        while not stopped.is_set():
             with lock:
                 question = next(waiting, None)
             if question is None:
@@ -204,14 +204,17 @@ def ask(
 
     # Threads that end with the process: an endpoint that hangs must not keep anybody who gives up waiting.
     crew = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
-    with bar:
+    try:
         for thread in crew:
             thread.start()
         for thread in crew:
             while thread.is_alive():
                 thread.join(0.2)
-    for client in clients:
-        client.close()
+    finally:  # also after an interrupt in a notebook, where the process goes on
+        stopped.set()
+        bar.close()
+        for client in clients:
+            client.close()
     found, names = [], names_of(judges)
     for judge, pair, swap in questions:
         text = _kept(path((judge, pair, swap)))
