@@ -21,6 +21,7 @@ at http://127.0.0.1:7860, for this machine alone. Copy it there together with `r
 # short_description: Name a concept, change what a model says of a picture
 # ---
 
-from elude_steer import Steerer, serving
+from elude_steer import Steerer
+from elude_steer.demo import launch
 
-serving.serve(Steerer.load("toyland"), browse=False)
+launch.serve(Steerer.load("toyland"), browse=False)

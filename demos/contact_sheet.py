@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from demos.toyland.examine import caption_all, held_out
 from elude_steer import Vlm, toyland
-from elude_steer.toyland.examine import caption_all, held_out
 
 COLUMNS, CELL, PICTURE, MARGIN = 4, (384, 128), 112, 8
 INK, RIGHT, WRONG, PAPER = (34, 38, 46), (24, 128, 72), (196, 44, 52), (250, 249, 246)

@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import elude_steer as es
-from elude_steer.hooks import find_layer, record, swap_module
-from elude_steer.splitting import split_layer
+from elude_steer.method.layers import split_layer
+from elude_steer.models.hooks import find_layer, record, swap_module
 
 
 def train(images: torch.Tensor, labels: torch.Tensor) -> nn.Module:

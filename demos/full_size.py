@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
 from full_model import picture, save_model
 
-from elude_steer.commands import hide_loading_bars
-from elude_steer.storage import write_file
+from elude_steer.cli.steer import hide_loading_bars
+from elude_steer.utils.files import write_file
 
 WORDS = ("dog", "cat", "ball", "train", "beach", "kitchen", "bird", "boat", "tree", "house", "lamp", "chair", "road",
          "cloud", "horse", "flower")  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.visitor import PHONE, WIDE, Visitor, chromium, served
+from tests.helpers.visitor import PHONE, WIDE, Visitor, chromium, served
 
 
 def walk(visitor: Visitor, name: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""elude_steer: name a concept, change what a vision-language model says about a picture."""
+"""elude_steer: name a concept, change what a vision-language model says about an image."""
 
 from __future__ import annotations
 
@@ -7,35 +7,41 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# name -> module; loaded on first use, so that importing the package (and `elude-steer --help`) imports no torch
+# name -> module that holds it; loaded on first use, so that importing the package (and `elude-steer --help`) loads no
+# torch
 _PUBLIC = {
-    "steer": "steering",
-    "Steerer": "steering",
-    "SteeredCaption": "results",
-    "Plan": "plans",
-    "build": "pipeline",
-    "disentangle": "pipeline",
-    "Atlas": "atlas",
-    "AtlasSpec": "recipe",
-    "TokensSpec": "recipe",
-    "ClustersSpec": "recipe",
-    "SplitSpec": "recipe",
-    "ReferencesSpec": "recipe",
-    "LabelsSpec": "recipe",
-    "MatcherSpec": "recipe",
-    "SplitLinear": "splitting",
-    "SplitConv1x1": "splitting",
-    "Vlm": "vlm",
+    "steer": "steering.steerer",
+    "Steerer": "steering.steerer",
+    "SteeredCaption": "steering.result",
+    "Plan": "steering.plan",
+    "tune": "evaluation.edits.tune",
+    "build": "atlas.build.pipeline",
+    "disentangle": "atlas.build.pipeline",
+    "Atlas": "atlas.atlas",
+    "evaluate": "evaluation.evaluate",
+    "Vlm": "models.vlm",
+    "SplitLinear": "method.layers",
+    "SplitConv1x1": "method.layers",
     "EludeSteerError": "errors",
     "EludeSteerWarning": "errors",
 }
-__all__ = ["__version__", *_PUBLIC]
+# name -> module that is the value itself
+_NAMESPACES = {"specs": "specs", "hooks": "models.hooks", "toyland": "toyland"}
+# names that were public before they moved into a namespace
+_ALIASES = dict.fromkeys(
+    ("AtlasSpec", "TokensSpec", "ClustersSpec", "SplitSpec", "ReferencesSpec", "LabelsSpec", "MatcherSpec"), "specs"
+)
+__all__ = ["__version__", *_PUBLIC, *_NAMESPACES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'elude_steer' has no attribute '{name}'; it has {', '.join(_PUBLIC)}.")
-    value = getattr(importlib.import_module(f"elude_steer.{_PUBLIC[name]}"), name)
+    if name in _NAMESPACES:
+        value = importlib.import_module(f"elude_steer.{_NAMESPACES[name]}")
+    elif name in _PUBLIC or name in _ALIASES:
+        value = getattr(importlib.import_module(f"elude_steer.{_PUBLIC.get(name) or _ALIASES[name]}"), name)
+    else:
+        known = ", ".join((*_PUBLIC, *_NAMESPACES))
+        raise AttributeError(f"module 'elude_steer' has no attribute '{name}'; it has {known}.")
     globals()[name] = value
     return value
 

@@ -1,6 +1,6 @@
 """`python -m elude_steer` is `elude-steer`."""
 
-from elude_steer.cli import main
+from elude_steer.cli.group import main
 
 if __name__ == "__main__":
     main()

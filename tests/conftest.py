@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 
 from elude_steer import toyland
-from elude_steer.cli import main
-from elude_steer.steering import Steerer
-from elude_steer.vlm import Vlm
-from tests.tiny import save_llava, save_pictures
+from elude_steer.cli.group import main
+from elude_steer.models.vlm import Vlm
+from elude_steer.steering.steerer import Steerer
+from tests.helpers.tiny import save_llava, save_pictures
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 METHODS = ("forward", "generate")

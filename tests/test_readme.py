@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from elude_steer.cli import cli
+from elude_steer.cli.group import cli
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.clusters import Clusters, cluster
-from elude_steer.contributions import contributions
+from elude_steer.method.clustering import Clusters, cluster
+from elude_steer.method.contributions import contributions
 
 CONCEPTS, SUPPORT, SPARSITY, NOISE = 6, 300, 0.05, 0.2
 

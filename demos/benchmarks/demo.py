@@ -21,11 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elude_steer import toyland
-from elude_steer.pages import Page
-from elude_steer.results import marked
-from elude_steer.steering import Steerer
-from elude_steer.vlm import PROMPT
-from tests.visitor import EXAMPLES, Visitor, chromium, served
+from elude_steer.demo.presenter import Page
+from elude_steer.models.vlm import PROMPT
+from elude_steer.steering.result import marked
+from elude_steer.steering.steerer import Steerer
+from tests.helpers.visitor import EXAMPLES, Visitor, chromium, served
 
 BARE = (
     "import torch, gradio, sentence_transformers; from transformers import LlavaOnevisionForConditionalGeneration; "

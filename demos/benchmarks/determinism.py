@@ -20,11 +20,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elude_steer as es
-from elude_steer import probing
-from elude_steer.recipe import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
-from elude_steer.shipped import load_spec
-from elude_steer.sketching import WHOLE
-from tests.tiny import save_llava, save_pictures
+from elude_steer.atlas.build import tokens
+from elude_steer.method.fast_hdbscan import WHOLE
+from elude_steer.recipe_files import load_spec
+from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
+from tests.helpers.tiny import save_llava, save_pictures
 
 
 def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
@@ -67,7 +67,7 @@ def main() -> None:
             (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, moved / path.relative_to(images))
         rows, reference = [], None
-        plan, strongest = probing.TokenPlan, probing.strongest
+        plan, strongest = tokens.TokenPlan, tokens.strongest
         size = spec.tokens.batch_size
         ways = {
             "one thread": {"threads": 1},
@@ -82,8 +82,8 @@ def main() -> None:
         }
         for number, (way, change) in enumerate(ways.items()):
             shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
-            probing.TokenPlan = lambda *a, shard=shard: replace(plan(*a[:4]), shard=shard)
-            probing.strongest = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
+            tokens.TokenPlan = lambda *a, shard=shard: replace(plan(*a[:4]), shard=shard)
+            tokens.strongest = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
             start = time.perf_counter()
             where = {
                 "images": images,

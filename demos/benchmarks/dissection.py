@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elude_steer.concepts import load_matcher
-from elude_steer.dissection import Dissection, dissect
-from elude_steer.labels import Labels
+from elude_steer.atlas.labels import Labels
+from elude_steer.method.clip_dissect import Dissection, dissect
+from elude_steer.models.matcher import load_matcher
 
 SUB_UNITS, IMAGES, WORDS, WIDTH, TOP = 2000, 5000, 5000, 768, 100
 

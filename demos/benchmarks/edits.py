@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from elude_steer import toyland
-from elude_steer.atlas import Atlas
-from elude_steer.edits import Score, Task, baselines, make_tasks, run_edits, summary, toyland_world
-from elude_steer.labels import Labels
-from elude_steer.plans import Plan
-from elude_steer.steering import Steerer
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.labels import Labels
+from elude_steer.evaluation.edits.benchmark import Score, Task, baselines, make_tasks, run_edits, summary, toyland_world
+from elude_steer.steering.plan import Plan
+from elude_steer.steering.steerer import Steerer
 
 ROWS: dict[str, dict[str, object]] = {
     "as shipped": {},

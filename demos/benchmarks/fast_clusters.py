@@ -26,11 +26,11 @@ from purity import held_out, purity, summed
 from sklearn.metrics import adjusted_rand_score
 
 import elude_steer as es
-from elude_steer.clusters import cluster
-from elude_steer.contributions import cluster_unit, contributions
-from elude_steer.evaluation.monosemanticity import gather_peaks, mean_percent
-from elude_steer.recipe import ClustersSpec
-from elude_steer.splitting import layer_parameters
+from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
+from elude_steer.method.clustering import cluster
+from elude_steer.method.contributions import cluster_unit, contributions
+from elude_steer.method.layers import layer_parameters
+from elude_steer.specs import ClustersSpec
 
 D_IN, UNITS, SIZE = 4304, 1152, 100
 LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}

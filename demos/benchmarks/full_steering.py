@@ -36,11 +36,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers.modeling_outputs import BaseModelOutput
 
 from elude_steer import Steerer, Vlm
-from elude_steer.editing import edited
-from elude_steer.hooks import replaced, swap_module
-from elude_steer.resuming import look
-from elude_steer.splitting import SplitLinear
-from elude_steer.sweep import grid_points
+from elude_steer.evaluation.edits.sweep import grid_points
+from elude_steer.method.layers import SplitLinear
+from elude_steer.models.hooks import replaced, swap_module
+from elude_steer.models.prefix_cache import look
+from elude_steer.steering.intervention import edited
 
 TOKENS = 32
 WAYS = ("bare", "nu 50", "nu all", "explicit")

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 
 import elude_steer as es
-from elude_steer.clusters import cluster
-from elude_steer.commands import hide_loading_bars
-from elude_steer.concepts import rank
-from elude_steer.contributions import contributions
-from elude_steer.dissection import Dissection, dissect
-from elude_steer.figures import curves
-from elude_steer.probing import TokenStore, strongest
-from elude_steer.workers import team
+from elude_steer.atlas.build.tokens import TokenStore, strongest
+from elude_steer.atlas.matching import rank
+from elude_steer.cli.steer import hide_loading_bars
+from elude_steer.method.clip_dissect import Dissection, dissect
+from elude_steer.method.clustering import cluster
+from elude_steer.method.contributions import contributions
+from elude_steer.utils.parallel import team
+from elude_steer.utils.plotting import curves
 
 IMAGES, INSTANCES, SUB_UNITS, WORDS = 250, 1000, 4000, 4000  # of the smallest size; words are always as many
 LABELS = 20_000  # among which a word is sought

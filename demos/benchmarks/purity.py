@@ -15,8 +15,8 @@ import torch
 
 import elude_steer as es
 from elude_steer import toyland
-from elude_steer.comparing import CLEAN, mostly_shown
-from elude_steer.splitting import layer_parameters
+from elude_steer.evaluation.compare.measure import CLEAN, mostly_shown
+from elude_steer.method.layers import layer_parameters
 from elude_steer.toyland.scenes import CLUTTER
 
 HELD_OUT = 77_001  # a seed of no training and no probing

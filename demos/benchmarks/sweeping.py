@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from elude_steer import Steerer
-from elude_steer.images import open_image
-from elude_steer.sweep import grid_points, try_settings
+from elude_steer.evaluation.edits.sweep import grid_points, try_settings
+from elude_steer.models.images import open_image
 
 GRID = {"gamma": (-10, -15, -50), "kappa": (16, 24, 40), "nu": (6, 10, 14), "beta": (10, 20, 30)}
 PICTURE = Path(__file__).parents[1] / "images" / "toyland-dog.png"

@@ -1,1 +1,1 @@
-"""Measures of what a split is worth: one file a measure."""
+"""What an atlas or a method is worth: measures, benchmarks, baselines, comparisons."""

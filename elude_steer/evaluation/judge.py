@@ -1,330 +1,119 @@
-"""LLM rank: vision-language judges say which of two methods' top pictures belong together better.
-
-Judges stand behind any endpoint that speaks OpenAI's protocol. Every answer is kept on disk as soon as it comes, so a
-run that ends half way goes on with what is missing, and nothing is asked twice.
-"""
+"""Which of several atlases, or the units before them, judges find more coherent: pairs of grids, and the table."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-import json
-import os
-import threading
-from collections import Counter
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
-from PIL import Image, ImageOps
-from tqdm import tqdm
+import torch
 
-from elude_steer import backends
+from elude_steer.atlas.atlas import Atlas
 from elude_steer.errors import SpecError
-from elude_steer.storage import write_file
+from elude_steer.evaluation.measures.llm_rank import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
+from elude_steer.evaluation.one_pass import items_of, source_of, tower_of, view
+from elude_steer.utils.files import check_folder, home
 
-CELL, SIDE = 336, 3  # pixels of a picture in a grid, and pictures along its side
-PROMPT = (
-    "You see two grids, A and B. Each shows the nine pictures that one unit of a vision model responds to most. A "
-    "grid is coherent if one property that you can name, such as an object, a part, a texture, a colour or a scene, is "
-    "shared by its pictures. First describe in a sentence what the pictures of each grid have in common. Then decide "
-    "which grid is more coherent. Answer with JSON and nothing else: "
-    '{"reason_a": "...", "reason_b": "...", "answer": "A" or "B"}'
-)
-_GIVE_UP = 3  # calls in a row that fail, after which a judge is left alone
+UNITS = "units before the split"
 
 
-@dataclass(frozen=True)
-class Judge:
-    """A model behind an endpoint.
-
-    Attributes:
-        model: its name there.
-        url: of the endpoint, up to and with `/v1`.
-        key: the name of the environment variable that holds its key; empty where none is needed.
-    """
-
-    model: str
-    url: str
-    key: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Pair:
-    """One unit of each of two methods.
-
-    Attributes:
-        one, other: the methods.
-        grids: their pictures, a grid each.
-        about: tells it from others in reports.
-    """
-
-    one: str
-    other: str
-    grids: tuple[Image.Image, Image.Image]
-    about: str = ""
+def read_judge(text: str) -> Judge:
+    """A judge from `MODEL@URL`, or `MODEL@URL#VARIABLE` where the environment holds its key."""
+    found = re.fullmatch(r"(.+?)@(https?://[^#\s]+)(?:#(\w+))?", text.strip())
+    if found is None:
+        raise SpecError(
+            f"'{text}' is no judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
+        )
+    try:
+        there = urlsplit(found[2])
+        if not there.hostname or there.port == 0:
+            raise ValueError("no host")
+    except ValueError as error:
+        raise SpecError(f"'{found[2]}' is no address ({error}); write one such as http://localhost:8000/v1") from error
+    return Judge(found[1], found[2], found[3] or "")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one judge said of one presentation.
-
-    Attributes:
-        judge: its name.
-        pair: number of the pair.
-        swapped: whether the other method stood first.
-        winner: the method that it chose; None where what it said is no answer.
-        text: what it said.
-    """
-
-    judge: str
-    pair: int
-    swapped: bool
-    winner: str | None
-    text: str
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What judges think.
-
-    Attributes:
-        rates: method -> share of the presentations it won, of those with a winner.
-        intervals: of each, 95 %.
-        presentations: how many there were.
-        ties: presentations without a majority, which count for nobody.
-        wrong: answers that are none, by judge.
-        missing: questions without an answer, by judge; a further run asks them again.
-    """
-
-    rates: Mapping[str, float]
-    intervals: Mapping[str, tuple[float, float]]
-    presentations: int
-    ties: int
-    wrong: Mapping[str, int]
-    missing: Mapping[str, int]
-
-
-def picture_grid(pictures: Sequence[Any]) -> Image.Image:
-    """Up to nine pictures, three by three; each is cut to a square in its middle."""
-    sheet = Image.new("RGB", (SIDE * CELL, SIDE * CELL), "white")
-    for number, picture in enumerate(pictures[: SIDE * SIDE]):
-        cell = ImageOps.fit(picture.convert("RGB"), (CELL, CELL), Image.Resampling.BICUBIC)
-        sheet.paste(cell, (number % SIDE * CELL, number // SIDE * CELL))
-    return sheet
-
-
-def read_answer(text: str) -> str | None:
-    """A or B, from JSON somewhere in a text, the last that says so; None where there is none."""
-    decoder, answer, at = json.JSONDecoder(), None, (text or "").find("{")
-    while at >= 0:
-        try:
-            said, end = decoder.raw_decode(text, at)
-        except ValueError:
-            end = at + 1
-        else:
-            given = said.get("answer")
-            if isinstance(given, str) and given.strip().upper() in ("A", "B"):
-                answer = given.strip().upper()
-        at = text.find("{", end)
-    return answer
-
-
-def ask(
-    judges: Sequence[Judge],
-    pairs: Sequence[Pair],
-    folder: Path,
-    *,
-    calls: Callable[[int], object] = lambda count: None,
-    told: Callable[[str], object] = lambda line: None,
-    threads: int = 4,
-    timeout: float = 120,
-    retries: int = 5,
-) -> list[Answer]:
-    """Every judge's answer to every pair, shown twice with sides swapped.
+def draw_pairs(
+    methods: Mapping[str, torch.Tensor], picture: Callable[[int], Any], *, count: int = 50, seed: int = 42
+) -> list[Pair]:
+    """So many pairs of latents of every two methods, drawn by lot, as grids.
 
     Args:
-        judges: who is asked.
-        pairs: what they are asked about.
-        folder: where answers are kept.
-        calls: told how many questions are left to ask, before the first; raises to stop.
-        told: hears of a judge that is given up.
-        threads: questions at a time.
-        timeout: seconds for one answer.
-        retries: how often a call that fails for a passing reason is made again.
+        methods: name -> `(latents, 9)` numbers of the pictures each fires most for.
+        picture: a number to its picture.
+        count: pairs of two methods.
+        seed: of the lot.
     """
-    openai = check_judges(judges)
-    clients = [
-        openai.OpenAI(base_url=judge.url, api_key=_key(judge), timeout=timeout, max_retries=retries) for judge in judges
-    ]
-    questions = [(j, n, swap) for j in range(len(judges)) for n in range(len(pairs)) for swap in (False, True)]
-    images = [tuple(_encoded(grid) for grid in pair.grids) for pair in pairs]
-
-    def path(question: tuple[int, int, bool]) -> Path:
-        judge, pair, swap = question
-        one, other = images[pair][::-1] if swap else images[pair]
-        asked = json.dumps([judges[judge].model, judges[judge].url, PROMPT, one, other])
-        return folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.json"
-
-    left = [question for question in questions if _kept(path(question)) is None]
-    calls(len(left))
-    failed, lock, waiting, stopped = Counter[int](), threading.Lock(), iter(left), threading.Event()
-    bar = tqdm(total=len(left), desc="asking", unit=" questions", disable=None)
-
-    def one(question: tuple[int, int, bool]) -> None:
-        judge, pair, swap = question
-        if failed[judge] >= _GIVE_UP or path(question).exists():  # equal grids are one question
-            return
-        shown = images[pair][::-1] if swap else images[pair]
-        try:
-            text = _call(clients[judge], judges[judge].model, shown)
-        except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
-            with lock:
-                failed[judge] += 1
-                if failed[judge] == _GIVE_UP:
-                    why = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    if not isinstance(error, openai.OpenAIError):  # a page of HTML, JSON of another kind
-                        why = f"it does not answer as a chat endpoint does ({why}); is the URL right? Most end in /v1"
-                    told(f"judge '{judges[judge].model}' at {judges[judge].url} is left alone from now on: {why}")
-            return
-        failed[judge] = 0
-        write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))
-
-    def work() -> None:
-        while not stopped.is_set():
-            with lock:
-                question = next(waiting, None)
-            if question is None:
-                return
-            one(question)
-            bar.update()
-
-    # Threads that end with the process: an endpoint that hangs must not keep anybody who gives up waiting.
-    crew = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
-    try:
-        for thread in crew:
-            thread.start()
-        for thread in crew:
-            while thread.is_alive():
-                thread.join(0.2)
-    finally:  # also after an interrupt in a notebook, where the process goes on
-        stopped.set()
-        bar.close()
-        for client in clients:
-            client.close()
-    found, names = [], names_of(judges)
-    for judge, pair, swap in questions:
-        text = _kept(path((judge, pair, swap)))
-        if text is not None:
-            methods = (pairs[pair].one, pairs[pair].other)
-            letter = read_answer(text)
-            winner = None if letter is None else methods[(letter == "B") != swap]
-            found.append(Answer(names[judge], pair, swap, winner, text))
-    return found
+    pairs = []
+    for number, (one, other) in enumerate(combinations(methods, 2)):
+        rng = np.random.default_rng([seed, number])
+        for at in range(count):
+            rows = [int(rng.integers(len(methods[name]))) for name in (one, other)]
+            grids = [
+                picture_grid([picture(int(i)) for i in methods[name][row]])
+                for name, row in zip((one, other), rows, strict=True)
+            ]
+            pairs.append(Pair(one, other, (grids[0], grids[1]), f"{at}: {rows[0]} and {rows[1]}"))
+    return pairs
 
 
-def check_judges(judges: Sequence[Judge]) -> Any:
-    """The client's library; raises where it, or the key of a judge, is missing, or where one is named twice."""
-    openai = backends.require("openai", "the judge")
-    if not judges:
-        raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
-    for judge, count in Counter(judges).items():
-        if count > 1:
-            raise SpecError(f"judge '{judge.model}' at {judge.url} is named {count} times; once is enough.")
-        _key(judge)
-    return openai
-
-
-def _kept(path: Path) -> str | None:
-    """An answer that was kept; None where there is none, or a damaged file, which is asked for again."""
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["text"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
-        path.unlink()
-        return None
-
-
-def _key(judge: Judge) -> str:
-    if not judge.key:
-        return "none"  # the client wants one, endpoints of one's own do not
-    if not os.environ.get(judge.key):
-        raise SpecError(f"judge '{judge.model}' wants its key in the environment: export {judge.key}=…")
-    return os.environ[judge.key]
-
-
-def _encoded(grid: Image.Image) -> str:
-    data = io.BytesIO()
-    grid.save(data, "PNG")
-    return base64.b64encode(data.getvalue()).decode()
-
-
-def _call(client: Any, model: str, images: Sequence[str]) -> str:
-    content: list[dict[str, Any]] = []
-    for letter, image in zip("AB", images, strict=True):
-        content.append({"type": "text", "text": f"Grid {letter}:"})
-        content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}})
-    content.append({"type": "text", "text": PROMPT})
-    said = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": content}], temperature=0, seed=42, max_tokens=256
-    )
-    if not said.choices:
-        raise ValueError("it gives no choices")
-    return str(said.choices[0].message.content or "")
-
-
-def rank(
-    judges: Sequence[Judge], pairs: Sequence[Pair], answers: Sequence[Answer], *, rounds: int = 1000, seed: int = 0
+def judge_atlases(
+    atlases: Sequence[str],
+    judges: Sequence[Judge],
+    *,
+    images: Any = None,
+    limit: int = 500,
+    count: int = 50,
+    seed: int = 42,
+    work: Path | None = None,
+    device: str | None = None,
+    calls: Callable[[int], object] = lambda count: None,
+    told: Callable[[str], object] = lambda line: None,
 ) -> Ranking:
-    """Win rates from answers: in each presentation the method that most judges chose wins."""
-    votes: dict[tuple[int, bool], Counter[str]] = {}
-    for answer in answers:
-        if answer.winner is not None:
-            votes.setdefault((answer.pair, answer.swapped), Counter())[answer.winner] += 1
-    games: list[tuple[str, str]] = []  # winner and loser
-    of: list[int] = []  # whose pair
-    ties = 0
-    for (number, _), counted in sorted(votes.items()):
-        (first, most), *rest = counted.most_common()
-        if rest and rest[0][1] == most:
-            ties += 1
-            continue
-        pair = pairs[number]
-        games.append((first, pair.other if first == pair.one else pair.one))
-        of.append(number)
-    methods = sorted({name for pair in pairs for name in (pair.one, pair.other)})
-    won = np.array([[winner == name for name in methods] for winner, _ in games], dtype=float).reshape(-1, len(methods))
-    played = np.array([[name in game for name in methods] for game in games], dtype=float).reshape(-1, len(methods))
-    rates = _rates(won.sum(0), played.sum(0))
-    low, high = rates.copy(), rates.copy()
-    if games:  # whole pairs are drawn: the two presentations of one show the same grids
-        shown, at = np.unique(of, return_inverse=True)
-        drawn = np.random.default_rng(seed).multinomial(len(shown), [1 / len(shown)] * len(shown), rounds)[:, at]
-        spread = _rates(drawn @ won, drawn @ played)  # (rounds, methods)
-        known = ~np.isnan(rates)
-        low[known], high[known] = np.nanquantile(spread[:, known], [0.025, 0.975], axis=0)
-    asked, wrong = Counter(a.judge for a in answers), Counter(a.judge for a in answers if a.winner is None)
-    names = names_of(judges)
-    return Ranking(
-        {name: float(rate) for name, rate in zip(methods, rates, strict=True)},
-        {name: (float(a), float(b)) for name, a, b in zip(methods, low, high, strict=True)},
-        2 * len(pairs),
-        ties,
-        {name: wrong[name] for name in names},
-        {name: 2 * len(pairs) - asked[name] for name in names},
-    )
+    """Win rates of atlases of one model against each other and against the units before the first one's split.
 
-
-def _rates(won: np.ndarray, played: np.ndarray) -> np.ndarray:
-    """Shares of games that were won; NaN for who played none."""
-    return np.where(played > 0, won / np.maximum(played, 1), np.nan)
-
-
-def names_of(judges: Sequence[Judge]) -> list[str]:
-    """What judges are called: by their model, and by their address too where one model is asked at several."""
-    models = Counter(judge.model for judge in judges)
-    return [judge.model if models[judge.model] == 1 else f"{judge.model}@{judge.url}" for judge in judges]
+    Args:
+        atlases: folders, names or Hub ids.
+        judges: who is asked; the paper has three.
+        images: pictures, as for a build; by default those of the first atlas's recipe.
+        limit: how many of them.
+        count: pairs of latents of every two methods.
+        seed: of their lot.
+        work: where answers are kept; by default below `ELUDE_STEER_HOME`.
+        device: where the model runs.
+        calls: told how many questions are left to ask, before the first; raises to stop.
+        told: hears what is being done.
+    """
+    check_judges(judges)
+    folder = check_folder(work or home() / "work" / "judge")
+    if not atlases or len(set(atlases)) < len(atlases):
+        raise SpecError(f"judges compare atlases, each named once, not {', '.join(atlases) or 'none'}.")
+    loaded = [Atlas.load(name) for name in atlases]
+    layers = {(str(atlas.about["layer"]), atlas.about["weights"]) for atlas in loaded}
+    if len(layers) > 1:
+        named = ", ".join(sorted(layer for layer, _ in layers))
+        raise SpecError(f"judges compare atlases of one layer with the same weights, not of {named}.")
+    names = [atlas.name for atlas in loaded]
+    if len(set(names)) < len(names):
+        names = [str(name) for name in atlases]
+    items = items_of(source_of(loaded[0], images, limit), limit)
+    methods: dict[str, torch.Tensor] = {}
+    for name, atlas in zip(names, loaded, strict=True):
+        told(f"looking for what '{name}' fires for")
+        seen = view(atlas, tower_of(atlas, device=device), items, sums=False)
+        items = seen.items  # those that can be read
+        methods[name] = seen.peaks["sub-units"].top(SIDE * SIDE)
+        methods.setdefault(UNITS, seen.peaks["units"].top(SIDE * SIDE))
+    for name, rows in methods.items():
+        if not len(rows):
+            raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
+    pairs = draw_pairs(methods, lambda number: items[number].read()[0], count=count, seed=seed)
+    answers = ask(judges, pairs, folder, calls=calls, told=told)
+    if all(answer.winner is None for answer in answers):
+        heard = f"{len(answers)} answers, neither A nor B, kept in '{folder}'" if answers else "no answer at all"
+        raise SpecError(f"there is nothing to rank: {heard}; check the judges' URLs and models, then ask again.")
+    return rank(judges, pairs, answers)

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 from elude_steer.errors import StorageError
 from elude_steer.toyland.backdrops import draw_place
-from elude_steer.toyland.layout import NAMES, SIDE, Placed, draft, sheet
+from elude_steer.toyland.placement import NAMES, SIDE, Placed, draft, sheet
 from elude_steer.toyland.world import PLACES, Said, caption
 
 PATCH = 12
@@ -140,7 +140,7 @@ def draw_scene(
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
     """Writes scenes as PNG files, and a line of truth for each into `captions.jsonl`."""
-    from elude_steer.storage import new_folder, write_file
+    from elude_steer.utils.files import new_folder, write_file
 
     if folder.exists() and any(folder.iterdir()):
         raise StorageError(f"'{folder}' is not empty; give a new folder.")

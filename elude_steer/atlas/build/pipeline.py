@@ -1,0 +1,258 @@
+"""From a model, a layer and pictures to an atlas: the two ways in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.utils.yaml_schema import (checked, dump_document, override)
+from elude_steer.errors import (ImageError, SpecError)
+from elude_steer.models.hooks import (find_layer, record)
+from elude_steer.models.images import (ImageSet, image_set)
+from elude_steer.atlas.manifest import (check_name, check_target)
+from elude_steer.specs import (AtlasSpec, ClustersSpec, LabelsSpec, MatcherSpec, ModelSpec, ReferencesSpec, SplitSpec, TokensSpec)
+from elude_steer.recipe_files import load_spec
+from elude_steer.atlas.build.stages import Build
+from elude_steer.utils.files import home
+from elude_steer.atlas.build.streams import with_streams
+from elude_steer.models.vision import (Tower, load_timm, load_vision)
+from elude_steer.models.loading import (as_dtype, check_device)
+from elude_steer.models.vlm import Vlm
+from elude_steer.utils.parallel import (launch, team)
+
+
+def build(
+    spec: AtlasSpec | str | Path,
+    *,
+    images: Any = None,
+    out: str | Path | None = None,
+    settings: Sequence[str] = (),
+    device: str | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    work: str | Path | None = None,
+    quiet: bool = False,
+) -> Atlas:
+    """Builds the atlas that a spec describes; an interrupted build goes on where it was.
+
+    Args:
+        spec: an `AtlasSpec`, a YAML file, or the name of a shipped recipe.
+        images: what the probing set is, where the spec leaves it open; see `images.image_set`.
+        out: the folder to write; by default a folder of the spec's name under `ELUDE_STEER_HOME/atlases`.
+        settings: changes to the spec, such as `clusters.top_k=5000`.
+        device: where the model and the products run.
+        processes: how many on this machine; None for one, or for those that torchrun started.
+        threads: of one core each, in every process; by default all cores.
+        work: the folder of unfinished and reusable stages.
+        quiet: no progress bars.
+
+    Returns:
+        The atlas, loaded from where it was written. Bits do not depend on processes, threads or interruptions.
+
+    Example:
+        >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
+    """
+    spec = override(checked(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
+    out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
+    _check_counts(threads, processes)
+    check_device(device)
+    source = images if images is not None else spec.images.source
+    if source is None:
+        raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
+    pictures = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
+    if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
+        options = {"--out": out, "--device": device, "--threads": threads, "--work": _work_folder(work)}
+        _build_in_processes(spec, source, processes, options, quiet)
+        return Atlas.load(out)
+    with team(processes, threads) as crew:
+        tower = load_tower(spec.model, _own_device(device))
+        run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
+        return _run(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
+
+
+def disentangle(
+    model: nn.Module,
+    *,
+    layer: str,
+    images: Any,
+    preprocess: Callable[[Any], torch.Tensor] | None = None,
+    name: str = "disentangled",
+    tokens: TokensSpec | None = None,
+    clusters: ClustersSpec | None = None,
+    split: SplitSpec | None = None,
+    references: ReferencesSpec | None = None,
+    labels: LabelsSpec | None = None,
+    matcher: MatcherSpec | None = None,
+    skip_tokens: Sequence[int] = (),
+    out: str | Path | None = None,
+    threads: int | None = None,
+    work: str | Path | None = None,
+    quiet: bool = False,
+) -> Atlas:
+    """The method without a vision-language model: splits one linear layer of any torch model.
+
+    Args:
+        model: any module that takes a batch of prepared images.
+        layer: the end of the layer's dotted name; an nn.Linear or a 1x1 nn.Conv2d.
+        images: a folder, paths, a dataset, or any iterable of PIL images or tensors.
+        preprocess: one image to one tensor; None where the images are tensors already.
+        name: what the atlas is called.
+        tokens: see `TokensSpec`.
+        clusters: see `ClustersSpec`.
+        split: see `SplitSpec`.
+        references: see `ReferencesSpec`.
+        labels: see `LabelsSpec`; without a scorer the sub-units get no names.
+        matcher: see `MatcherSpec`.
+        skip_tokens: positions that are no instances, such as register tokens.
+        out: the folder to write; by default a folder of that name under `ELUDE_STEER_HOME/atlases`.
+        threads: of one core each; by default all cores.
+        work: the folder of unfinished and reusable stages.
+        quiet: no progress bars.
+
+    Example:
+        >>> atlas = disentangle(model, layer="blocks.11.mlp.fc2", images="photos/", preprocess=transform)
+    """
+    full_name, module = find_layer(model, layer)
+    target = check_target(Path(out) if out else home() / "atlases" / check_name(name))
+    _check_counts(threads, None)
+    spec = checked(
+        AtlasSpec(
+            name,
+            ModelSpec(id=type(model).__name__, layer=full_name, kind="vision"),
+            tokens=TokensSpec() if tokens is None else tokens,
+            clusters=ClustersSpec() if clusters is None else clusters,
+            split=SplitSpec() if split is None else split,
+            references=ReferencesSpec() if references is None else references,
+            labels=LabelsSpec() if labels is None else labels,
+            matcher=MatcherSpec() if matcher is None else matcher,
+        )
+    )
+    pictures = image_set(images)
+    parameter = next(model.parameters())
+
+    def prepare(batch: Sequence[Any]) -> torch.Tensor:
+        prepared = [preprocess(image) if preprocess else image for image in batch]
+        if not all(isinstance(one, torch.Tensor | np.ndarray) for one in prepared):
+            kinds = {type(one).__name__ for one in prepared}
+            raise ImageError(
+                f"the model takes tensors, not {', '.join(kinds)}; pass preprocess=, a picture to a tensor."
+            )
+        return torch.stack([torch.as_tensor(one) for one in prepared]).to(parameter.device, parameter.dtype)
+
+    was_training = model.training
+    model.eval()
+    try:
+        settings = {"samples": _samples(model, module, pictures, prepare)}
+        tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
+        with team(None, threads) as crew:
+            run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
+            return _run(run, target, {"id": type(model).__name__})
+    finally:
+        model.train(was_training)
+
+
+def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
+    """All stages in order: the sub-units, their names, the atlas on the disk."""
+    try:
+        naming, thumbnails = None, None
+        if run.spec.labels.scorer is not None:
+            from elude_steer.atlas.build.labelling import Naming
+
+            naming = Naming(run)
+        elif run.spec.references.thumbnails is not None:
+            raise SpecError("references.thumbnails come with the names: set labels.scorer, or thumbnails: null.")
+        atlas, key = run.split(model)
+        if naming is not None:
+            atlas, thumbnails = naming.named(with_streams(run, atlas, key), key)
+        saved = run.save(atlas, out, thumbnails)
+        run.tidy()
+        return saved
+    finally:
+        run.clean()
+
+
+def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
+    """The model of a spec with its target layer."""
+    if model.kind == "timm":
+        tower = load_timm(model.id, layer=model.layer, device=device, dtype=model.dtype)
+    else:
+        load = Vlm.load if model.kind == "vlm" else load_vision
+        tower = load(
+            model.id,
+            layer=model.layer,
+            device=device,
+            dtype=model.dtype,
+            revision=model.revision,
+            attn_implementation=model.attn_implementation,
+            trust_remote_code=model.trust_remote_code,
+        )
+    return replace(tower, autocast=as_dtype(model.autocast)) if model.autocast else tower
+
+
+def _build_in_processes(
+    spec: AtlasSpec, source: Any, processes: int, options: Mapping[str, object], quiet: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(source, list | tuple) and all(isinstance(path, str | os.PathLike) for path in source):
+            listed = Path(folder) / "images.txt"
+            listed.write_text("\n".join(str(Path(path).absolute()) for path in source), encoding="utf-8")
+            source = listed
+        if not isinstance(source, str | os.PathLike):
+            raise SpecError("several processes need images that each can open: a folder, paths or a dataset's id.")
+        where = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
+        text = Path(folder) / "spec.yaml"
+        text.write_text(dump_document(spec), encoding="utf-8")
+        given = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
+        launch(processes, ["build", str(text), "--images", where, *given, *(["--quiet"] if quiet else [])])
+
+
+def _own_device(device: str | None) -> str | None:
+    """Each process of a machine takes a GPU of its own."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
+
+
+def _work_folder(work: str | Path | None) -> Path:
+    return Path(work).expanduser() if work else home() / "work"
+
+
+def _check_counts(threads: int | None, processes: int | None) -> None:
+    for name, count in (("threads", threads), ("processes", processes)):
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise SpecError(f"{name} is {count}; it is at least 1.")
+
+
+@torch.inference_mode()
+def _samples(
+    model: nn.Module,
+    layer: nn.Module,
+    images: ImageSet,
+    prepare: Callable[[Sequence[Any]], torch.Tensor],
+    most: int = 8,
+) -> str | None:
+    """A hash of what some pictures look like to the layer: code and hooks cannot be told apart any other way.
+
+    The whole model runs here, once a picture, so that a layer that is used more than once is noticed.
+    """
+    if images.fingerprint is None or images.length is None:
+        return None
+    step, digest = max(1, images.length // most), hashlib.blake2b(digest_size=16)
+    for item in islice(images.items(), 0, None, step):
+        try:
+            image, _ = item.read()
+        except Exception:  # noqa: BLE001, S112 - unreadable files are dealt with when collecting
+            continue
+        with record(layer, stop=False) as seen:
+            model(prepare([image]))
+        digest.update(seen.input.cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()

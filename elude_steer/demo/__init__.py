@@ -1,0 +1,1 @@
+"""The web page of `elude-steer demo`."""

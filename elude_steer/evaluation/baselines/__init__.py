@@ -1,0 +1,1 @@
+"""What ELUDe is compared with: sparse autoencoders and other dictionaries."""

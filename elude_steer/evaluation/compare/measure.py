@@ -1,0 +1,277 @@
+"""Every method's dictionary under the same measures: names, purity, faithfulness, and how well it steers.
+
+Pictures are looked at once and kept on disk; what is found for one method and token seed is one file, so that a run
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from elude_steer import toyland
+from elude_steer.atlas.build.streams import FIRES, contrast, fired, on
+from elude_steer.atlas.labels import Labels
+from elude_steer.atlas.vocabulary import read_vocabulary
+from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, Lexicon
+from elude_steer.evaluation.edits.benchmark import Kind, World, baselines, make_tasks, run_edits, summary
+from elude_steer.evaluation.edits.sweep import best, plan_or_nothing, sweep
+from elude_steer.evaluation.measures.dictionary import collinearity, effective_rank
+from elude_steer.evaluation.measures.faithfulness import R2, accuracy, caption_agreement
+from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
+from elude_steer.method.clip_dissect import Dissection, dissect
+from elude_steer.models.dual_encoder import load_scorer
+from elude_steer.models.matcher import Matcher
+from elude_steer.models.vlm import Vlm
+from elude_steer.steering.steerer import Steerer
+from elude_steer.toyland.scenes import CLUTTER
+from elude_steer.utils.files import read_array, read_json, write_array, write_file
+
+STRONGEST, CLEAN = 100, 0.6  # patches that a latent is judged by, and the share that has to show one thing
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Pictures that were looked at: the layer's inputs and the stream behind it, on disk.
+
+    Attributes:
+        q: `(tokens, d_in)` float16, one picture after the other.
+        streams: `(tokens, d_out)` float16.
+        vectors: `(pictures, d)` what the scorer makes of them.
+        shown: `(tokens,)` what each token shows.
+        counts: `(pictures,)` how many tokens each has.
+    """
+
+    q: np.ndarray
+    streams: np.ndarray
+    vectors: np.ndarray
+    shown: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, vlm: Vlm, scorer: Any, seed: int, count: int, folder: Path) -> Seen:
+        """Toyland's scenes of a seed; looked at once."""
+        names = ("q", "streams", "vectors", "shown", "counts")
+        paths = {name: folder / f"scenes-{seed}-{count}-{name}.npy" for name in names}
+        if not all(path.exists() for path in paths.values()):
+            rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+            for scene in toyland.scenes(seed, count):
+                ((q, stream),) = vlm.streams([scene.image])
+                boxes = vlm.grid(scene.image.size).boxes.reshape(-1, 4)
+                rows["q"].append(q.flatten(0, 1).half().numpy())
+                rows["streams"].append(stream.flatten(0, 1).half().numpy())
+                rows["vectors"].append(scorer.images([scene.image]).numpy())
+                rows["shown"].append(np.array(scene.names_at(boxes)))
+                rows["counts"].append(np.array([len(boxes)]))
+            for name, path in paths.items():
+                write_array(path, np.concatenate(rows[name]))
+        return cls(*map(read_array, paths.values()))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def pictures(self) -> Iterator[slice]:
+        """Where the tokens of one picture after the other are."""
+        ends = np.cumsum(self.counts).tolist()
+        return (slice(end - count, end) for end, count in zip(ends, self.counts.tolist(), strict=True))
+
+    def inputs(self) -> Iterator[torch.Tensor]:
+        """The layer's inputs of one picture after the other, `(tokens, d_in)` float32."""
+        for rows in self.pictures():
+            yield torch.from_numpy(self.q[rows].astype(np.float32))
+
+
+@torch.inference_mode()
+def name_dictionary(
+    dictionary: Dictionary,
+    seen: Seen,
+    texts: torch.Tensor,
+    vocabulary: Sequence[str],
+    how: Dissection,
+    *,
+    keep: int = 32,
+    instances: int = 16,
+) -> Lexicon:
+    """A dictionary with names from the same dissection, what "on" is for its latents, and their streams.
+
+    Args:
+        dictionary: whose latents.
+        seen: the pictures that name them.
+        texts: `(words, d)` what the scorer makes of the vocabulary.
+        vocabulary: the words.
+        how: the dissection.
+        keep: words that are kept for each latent.
+        instances: pictures whose mean activation is "on".
+    """
+    pooled = torch.stack([dictionary.read(q).max(0).values for q in seen.inputs()])  # (pictures, S)
+    reference = pooled.sort(dim=0, descending=True).values[:instances].mean(0)
+    count, width = len(dictionary), min(keep, len(vocabulary))
+    words, scores = np.full((count, width), -1, np.int32), np.full((count, width), -np.inf, np.float32)
+    if dictionary.names:
+        words[:, 0] = [vocabulary.index(name) for name in dictionary.names]
+        scores[:, 0] = 0
+    else:
+        alive = (pooled.amax(0) > 0) & (pooled.amax(0) > pooled.amin(0))
+        similarities = torch.from_numpy(np.array(seen.vectors)).float() @ texts.float().T
+        found = dissect(pooled[:, alive], similarities, how, keep=width)
+        words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
+    groups = np.arange(count, dtype=np.int32)
+    labels = Labels(tuple(vocabulary), words, scores, groups, {"pictures": len(seen), **asdict(how)})
+    made = Lexicon(dictionary, labels, Levels(reference), _streams(dictionary, seen, reference))
+    return replace(made, about={"name": made.name, "atoms": made.fingerprint})  # work that is kept goes by this
+
+
+def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> torch.Tensor:
+    floor = FIRES * on(reference)
+    sums = torch.zeros(len(dictionary), seen.streams.shape[-1], dtype=torch.float64)
+    counts = torch.zeros(len(dictionary), dtype=torch.float64)
+    for q, rows in zip(seen.inputs(), seen.pictures(), strict=True):
+        stream = torch.from_numpy(seen.streams[rows].astype(np.float32))
+        more, many = fired(dictionary.read(q), stream, floor)
+        sums += more.double()
+        counts += many.double()
+    return contrast(sums, counts)
+
+
+def classes_of(shown: np.ndarray) -> torch.Tensor:
+    """Numbers for what tokens show, the same in every set of pictures."""
+    known = {name: number for number, name in enumerate((CLUTTER, *toyland.OBJECTS, *toyland.PLACES))}
+    return torch.tensor([known[str(name)] for name in shown])
+
+
+def mostly_shown(activations: Iterable[torch.Tensor], shown: np.ndarray) -> list[tuple[str, float]]:
+    """For each latent what most of its strongest tokens show, and the share of them that do.
+
+    Args:
+        activations: `(tokens, latents)` of one picture after the other, each looked at once.
+        shown: what every token shows, in the same order.
+    """
+    best, at, start = torch.empty(0), torch.empty(0, dtype=torch.long), 0
+    for values in activations:
+        rows = torch.arange(start, start + len(values))[:, None].expand_as(values)
+        start += len(values)
+        best, at = (torch.cat([best, values]), torch.cat([at, rows])) if len(best) else (values, rows)
+        order = best.topk(min(STRONGEST, len(best)), dim=0).indices
+        best, at = best.gather(0, order), at.gather(0, order)
+    counted = (Counter(shown[column]).most_common(1)[0] for column in at.T.numpy())
+    return [(str(name), many / len(at)) for name, many in counted]
+
+
+@torch.inference_mode()
+def measure_dictionary(
+    lexicon: Lexicon, vlm: Vlm, seen: Seen, head: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, float]:
+    """What pictures say that named nothing: MS-Score, clean share, objects found, names, faithfulness, vectors.
+
+    Args:
+        lexicon: the latents and their names.
+        vlm: the model.
+        seen: the pictures.
+        head: tells from the layer's output what a token shows.
+    """
+    dictionary, layer = lexicon.dictionary, vlm.layer
+    peaks = gather_peaks(seen.inputs(), dictionary.read, layer)
+    r2 = R2()
+    for q in seen.inputs():
+        r2.add(layer(q), dictionary.reconstruct(q))
+    shown = (classes_of(seen.shown[rows]) for rows in seen.pictures())
+    right_at = accuracy(lambda q: head(dictionary.reconstruct(q)), zip(seen.inputs(), shown, strict=True))
+    fires = peaks.highest > 0
+    mostly = mostly_shown(map(dictionary.read, seen.inputs()), seen.shown)
+    clean = {
+        number: name
+        for number, (name, share) in enumerate(mostly)
+        if fires[number] and share >= CLEAN and name != CLUTTER
+    }
+    right = sum(lexicon.labels[number] == name for number, name in clean.items())
+    alive = int(fires.sum())
+    return {
+        "latents": len(dictionary),
+        "never fire": 1 - alive / len(dictionary),
+        "MS-Score": mean_percent(peaks.scores()),
+        "clean": len(clean) / max(1, alive),
+        "objects": len(set(clean.values()) & set(toyland.OBJECTS)),
+        "named rightly": right / max(1, len(clean)),
+        "R2": r2.value,
+        "accuracy": right_at,
+        "effective rank": effective_rank(dictionary.atoms),
+        "collinearity": collinearity(dictionary.atoms),
+    }
+
+
+class _Rebuilt(torch.nn.Module):
+    """A dictionary in the place of the layer it was made of."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return self.dictionary.reconstruct(q)
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Scenes for choosing settings, scenes for reporting, and a grid of one size for every method and mode."""
+
+    vlm: Vlm
+    matcher: Matcher
+    tuning: World
+    reported: World
+    work: Path
+
+    @cached_property
+    def said(self) -> list[str]:
+        """The baselines of the scenes that are reported."""
+        return baselines(Steerer(self.vlm, cast(Any, None), self.matcher), self.reported)
+
+    def agreement(self, dictionary: Dictionary) -> float:
+        """The share of captions that stay the same where the layer gives what the dictionary makes of it."""
+        images = [case.image for case in self.reported.cases]
+        return caption_agreement(self.vlm, _Rebuilt(dictionary), images, size=32, said=self.said)
+
+    def steer(self, lexicon: Lexicon, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """The best points of a grid on the tuning scenes, and what they reach on the others.
+
+        The one with the highest harmonic mean, and as `cleanest` the one with most edits that did nothing else: the
+        mean does not see what is invented.
+        """
+        steerer = Steerer(self.vlm, cast(Any, lexicon), self.matcher)
+        points = sweep(steerer, self.tuning, kind, grid, work=self.work)
+        tasks = make_tasks(self.reported, self.said, kind)
+
+        @cache
+        def reached(number: int) -> dict[str, Any]:
+            settings = points[number].settings
+            outcomes = run_edits(steerer, self.reported, tasks, lambda task: plan_or_nothing(steerer, task, settings))
+            return {"settings": dict(settings), **summary(kind, outcomes).to_dict()}
+
+        first, cleanest = (points.index(best(points, by, least_kept=0.0)) for by in ("harmonic", "clean"))
+        return {"tried": len(points), **reached(first), "cleanest": reached(cleanest)}
+
+
+def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a file says; where there is none it is made, with the seconds of a core that it took."""
+    if not path.exists():
+        start = time.process_time()  # not the clock: a core may have other work, and a run may be paused
+        found = make()
+        text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
+        write_file(path, lambda file: file.write(text.encode()))
+    return dict(read_json(path))
+
+
+def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Tensor]:
+    """The scorer of an atlas's spec, its vocabulary, and what the scorer makes of it."""
+    labels = spec["labels"]
+    scorer = load_scorer(labels["scorer"], library=labels["library"], pretrained=labels["pretrained"])
+    vocabulary = read_vocabulary(labels["vocabulary"], stop_words=labels["stop_words"])
+    return scorer, list(vocabulary), scorer.texts([labels["template"].replace("{}", word) for word in vocabulary])

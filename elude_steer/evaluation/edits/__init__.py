@@ -1,0 +1,1 @@
+"""The benchmark of edits: worlds, sweeps over settings, tuning."""

@@ -1,0 +1,180 @@
+"""Contribution vectors to clusters: HDBSCAN as the library has it, the same from matrix products, fast, or on a GPU.
+
+Labels are numbered by the first instance of each cluster. Instances come strongest first, so cluster 0 holds the
+unit's strongest clustered instance, whatever order a backend found the clusters in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from elude_steer.errors import ModelError, SpecError
+from elude_steer.method.fast_hdbscan import sketch_clusters
+from elude_steer.utils import optional
+
+# Rows of one distance product: fixed, because another shape may round differently.
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of one unit's instances.
+
+    Attributes:
+        labels: `(instances,)` int64, -1 for noise.
+        probabilities: `(instances,)` float64, 0 for noise.
+        count: how many clusters there are, K.
+    """
+
+    labels: np.ndarray
+    probabilities: np.ndarray
+    count: int
+
+
+def cluster(
+    vectors: torch.Tensor,
+    *,
+    backend: str = "exact",
+    selection: str = "leaf",
+    min_cluster_size: int = 1000,
+    min_samples: int | None = None,
+    umap_components: int | None = None,
+    umap_neighbors: int = 15,
+    seed: int = 42,
+) -> Clusters:
+    """HDBSCAN clusters of the rows of `vectors` by euclidean distance.
+
+    Args:
+        vectors: `(instances, dimensions)`.
+        backend: `exact`, `fast`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `exact` gives the library's
+            labels above 60 dimensions; below, the library takes another algorithm, which orders equal distances its
+            own way. `fast` approximates distances, and beyond 10,000 instances takes a sample; see `sketching`.
+        selection: `leaf` or `eom`, the library's cluster_selection_method.
+        min_cluster_size: smallest group that counts as a cluster.
+        min_samples: neighbours that make a dense point; None means `min_cluster_size`.
+        umap_components: dimensions to reduce to with UMAP first; None for no UMAP.
+        umap_neighbors: UMAP's n_neighbors.
+        seed: UMAP's random state.
+
+    Example:
+        >>> found = cluster(torch.randn(500, 64), min_cluster_size=20)
+        >>> found.count, found.labels.shape
+    """
+    if backend not in _BACKENDS:
+        raise SpecError(f"clusters.backend is '{backend}'; it is one of 'auto', {', '.join(map(repr, _BACKENDS))}.")
+    if min_cluster_size < 2 or (min_samples is not None and min_samples < 1):
+        raise SpecError(
+            f"min_cluster_size is at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
+        )
+    if not torch.isfinite(vectors).all():
+        raise ModelError("some contributions are not finite numbers; is the model sound?")
+    if len(vectors) < max(2, min_cluster_size):
+        return _nothing(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
+    if umap_components is not None:
+        vectors = _reduce(vectors, umap_components, umap_neighbors, seed)
+    labels, probabilities = _BACKENDS[backend](vectors, selection, min_cluster_size, min_samples or min_cluster_size)
+    return _renumbered(labels, probabilities)
+
+
+def resolve_backend(backend: str, device: torch.device | str = "cpu") -> str:
+    """The backend that `auto` stands for: cuml where it imports and the device is a GPU, else exact."""
+    if backend == "auto":
+        return "cuml" if torch.device(device).type == "cuda" and optional.is_installed("cuml") else "exact"
+    if backend == "cuml":
+        optional.require("cuml", "clusters.backend 'cuml'", "set clusters.backend: exact")
+    return backend
+
+
+def distances(vectors: torch.Tensor) -> torch.Tensor:
+    """All euclidean distances between rows, `(n, n)` float64, by blocked matrix products."""
+    x = vectors.double()
+    squares = (x * x).sum(1)
+    out = torch.empty(len(x), len(x), dtype=torch.float64)
+    for start in range(0, len(x), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        for other in range(0, start + 1, _BLOCK):  # the upper half is a mirror image
+            columns = slice(other, other + _BLOCK)
+            lengths = squares[block, None] + squares[None, columns]
+            d2 = lengths - 2 * (x[block] @ x[columns].T)
+            # Equal rows leave a rounding error here, and its root would set them apart.
+            piece = d2.masked_fill_(d2 <= 1e-12 * lengths, 0).sqrt_()
+            out[block, columns] = piece
+            out[columns, block] = piece.T
+    out.fill_diagonal_(0)
+    return out
+
+
+def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    # In many dimensions the library spends nearly all its time on distances and on finding neighbours among them.
+    # Both are done here, in one n x n matrix and along its rows; everything from the spanning tree on is the library's.
+    from hdbscan._hdbscan_linkage import label, mst_linkage_core
+    from hdbscan.hdbscan_ import _tree_to_labels
+
+    matrix = distances(vectors.cpu()).numpy()
+    samples = min(len(matrix) - 1, samples)
+    rows = (matrix[start : start + _BLOCK] for start in range(0, len(matrix), _BLOCK))
+    core = np.concatenate([np.partition(block, samples, axis=1)[:, samples] for block in rows])
+    np.maximum(matrix, core, out=matrix)
+    np.maximum(matrix, core[:, None], out=matrix)
+    edges = mst_linkage_core(matrix)  # of the mutual reachability distances
+    del matrix
+    # Many edges are equally long, and their order decides which groups part first: sorted just as the library does it.
+    edges = edges[np.argsort(edges.T[2]), :]
+    labels, probabilities, *_ = _tree_to_labels(None, label(edges), size, selection)
+    return labels, probabilities
+
+
+def _hdbscan(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    from hdbscan import HDBSCAN
+
+    model = HDBSCAN(min_cluster_size=size, min_samples=samples, cluster_selection_method=selection, core_dist_n_jobs=1)
+    model.fit(vectors.double().cpu().numpy())
+    return model.labels_, model.probabilities_
+
+
+def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    cuml = optional.require("cuml", "clusters.backend 'cuml'", "set clusters.backend: exact")
+    if samples > 1023:
+        raise SpecError(f"cuml takes min_samples up to 1023, not {samples}; set clusters.min_samples: 1023.")
+    model = cuml.cluster.hdbscan.HDBSCAN(
+        min_cluster_size=size,
+        min_samples=samples,
+        metric="euclidean",
+        cluster_selection_method=selection,
+        output_type="numpy",
+    )
+    model.fit(vectors.float().cpu().numpy())  # cuML takes no CPU tensors
+    return np.asarray(model.labels_), np.asarray(model.probabilities_)
+
+
+_BACKENDS: dict[str, Callable[[torch.Tensor, str, int, int], tuple[np.ndarray, np.ndarray]]] = {
+    "exact": _exact,
+    "fast": sketch_clusters,
+    "hdbscan": _hdbscan,
+    "cuml": _cuml,
+}
+
+
+def _reduce(vectors: torch.Tensor, components: int, neighbors: int, seed: int) -> torch.Tensor:
+    umap = optional.require("umap", "clusters.umap_components", "leave umap_components out")
+    reducer: Any = umap.UMAP(n_components=components, n_neighbors=neighbors, random_state=seed, n_jobs=1)
+    return torch.from_numpy(reducer.fit_transform(vectors.float().cpu().numpy()))
+
+
+def _renumbered(labels: np.ndarray, probabilities: np.ndarray) -> Clusters:
+    labels, probabilities = np.asarray(labels, np.int64), np.asarray(probabilities, np.float64)
+    found, first = np.unique(labels[labels >= 0], return_index=True)
+    order = np.empty(len(found), np.int64)
+    order[np.argsort(first, kind="stable")] = np.arange(len(found))
+    new = np.full_like(labels, -1)
+    new[labels >= 0] = order[np.searchsorted(found, labels[labels >= 0])]
+    return Clusters(new, np.where(new >= 0, probabilities, 0.0), len(found))
+
+
+def _nothing(instances: int) -> Clusters:
+    return Clusters(np.full(instances, -1, np.int64), np.zeros(instances), 0)

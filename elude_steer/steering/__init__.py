@@ -1,0 +1,1 @@
+"""Concepts to edits to captions: settings, plans, regions, interventions, recipes, reports, exports."""

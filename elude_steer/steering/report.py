@@ -1,0 +1,115 @@
+"""One self-contained HTML page: pictures, captions before and after, where each word fired, settings. No scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elude_steer import __version__
+from elude_steer.specs import Recipe
+from elude_steer.steering.plan import Concept
+from elude_steer.steering.result import compared, mapped
+from elude_steer.steering.run_recipe import Ran
+from elude_steer.steering.settings import Settings
+from elude_steer.utils.files import write_file
+from elude_steer.utils.plotting import data_uri, fitted
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2129; --soft: #5b6270; --line: #dfe2e8; --paper: #fff;
+  --missed: #b3261e; --met: #14713d; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaf0; --soft: #a2a9b6; --line: #333844; --paper: #14161b;
+  --missed: #ff8a80; --met: #6fdc9a; } }
+body { margin: 0 auto; max-width: 1120px; padding: 40px 20px 64px; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 26px; margin: 0 0 8px; } h2 { font-size: 20px; margin: 0 0 16px; }
+h3 { font-size: 16px; margin: 0 0 6px; } p { margin: 0 0 6px; }
+.soft { color: var(--soft); font-size: 13px; } .lead { max-width: 760px; }
+article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line); }
+.recipe { display: grid; grid-template-columns: 240px minmax(0, 1fr); gap: 32px; align-items: start; }
+.picture { margin: 0; max-width: 340px; } .picture img { width: 100%; border-radius: 8px; display: block; }
+.picture figcaption { padding-top: 8px; }
+.edit { display: grid; grid-template: auto 1fr / minmax(0, 1fr) 332px; gap: 4px 28px; padding: 14px 0;
+  break-inside: avoid; border-top: 1px solid var(--line); } .edit:first-child { border-top: 0; padding-top: 0; }
+.maps { grid-row: span 2; } .missed, .met { margin-top: 10px; font-weight: 600; }
+.missed { color: var(--missed); } .met { color: var(--met); }
+@media (max-width: 900px) { .edit { grid-template: none / minmax(0, 1fr); } .maps { grid-row: auto; } }
+@media (max-width: 640px) { .recipe { grid-template-columns: minmax(0, 1fr); gap: 20px; } body { padding-top: 24px; } }
+"""
+
+
+def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[Ran]]]) -> Path:
+    """Writes the page of some recipes that ran."""
+    body = "\n".join(_recipe(recipe, ran) for recipe, ran in done if ran)
+    title = ", ".join(recipe.name for recipe, _ in done)
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
+        f'<h1>What a word changes</h1><p class="lead">{_verdict([one for _, ran in done for one in ran])}</p>'
+        '<p class="lead soft">Words that are gone are struck through, new ones marked green. In the maps, the glow is '
+        "where the sub-units of a word fire, as a share of what is fully on for them; the patches they were changed on "
+        f"are framed, the others in the dark. elude_steer {__version__}.</p>{body}</body></html>\n"
+    )
+    write_file(path, lambda file: file.write(page.encode()))
+    return path
+
+
+def _verdict(ran: Sequence[Ran]) -> str:
+    expecting = [one for one in ran if _expects(one)]
+    edits = f"{len(ran)} edit{'' if len(ran) == 1 else 's'}"
+    if not expecting:
+        return f"{edits}."
+    met = sum(not one.missing for one in expecting)
+    return f"{edits}; {met} of {len(expecting)} did what the recipe expects."
+
+
+def _expects(one: Ran) -> bool:
+    return bool(one.step.expect.gone or one.step.expect.new or one.missing)
+
+
+def _recipe(recipe: Recipe, ran: Sequence[Ran]) -> str:
+    first = ran[0].result
+    told = {name: str(first.provenance.get(name)) for name in ("model", "layer", "atlas", "prompt")}
+    told["model"] = _short(told["model"])
+    about = "<br>".join(html.escape(f"{name}: {value}") for name, value in told.items())
+    return (
+        f'<article><h2>{html.escape(recipe.name)}</h2><div class="recipe">'
+        f'<figure class="picture"><img alt="the picture" src="{data_uri(fitted(first.image, 480))}">'
+        f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{about}</p></figcaption></figure>'
+        f"<div>{''.join(map(_edit, ran))}</div></div></article>"
+    )
+
+
+def _edit(one: Ran) -> str:
+    verdict = '<p class="met">As expected.</p>' if _expects(one) else ""
+    if one.missing:
+        verdict = f'<p class="missed">Not as expected: {html.escape("; ".join(one.missing))}.</p>'
+    notes = "".join(f'<p class="soft">{html.escape(note)}</p>' for note in one.result.notes)
+    settings = "<br>".join(html.escape(_settings(concept)) for concept in one.result.plan.concepts)
+    return (
+        f'<section class="edit"><div><h3>{html.escape(one.title)}</h3>{compared(one.result)}{verdict}{notes}</div>'
+        f'<div class="maps">{mapped(one.result, side=160, density=2)}</div><p class="soft">{settings}</p></section>'
+    )
+
+
+def _settings(concept: Concept) -> str:
+    """What a word was changed with: the settings that count for it, and all that are not the paper's."""
+    own, usual = asdict(concept.settings), asdict(Settings())
+    gain = "beta" if concept.sets else "alpha" if concept.role == "plus" else "gamma"
+    shown = ["mode", gain, "kappa", "nu"]
+    shown += [name for name in own if name not in ("alpha", "beta", "gamma", *shown) and own[name] != usual[name]]
+    return f"{concept.word}: " + ", ".join(_setting(name, own[name]) for name in shown)
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _short(model: str) -> str:
+    """The name of a model; of a folder its end alone, for where it lies is nobody's business."""
+    parts = Path(model).parts
+    return "/".join(parts[-2:]) if Path(model).is_absolute() else model

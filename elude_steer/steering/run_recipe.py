@@ -1,0 +1,85 @@
+"""Steering recipes: every edit of a recipe on its picture, and whether what was expected happened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elude_steer.errors import SpecError
+from elude_steer.models.images import open_image
+from elude_steer.specs import Recipe, StepSpec
+from elude_steer.steering.steerer import SteeredCaption, Steerer
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """One edit of a recipe: what was asked for, what came, and what of the expected is missing."""
+
+    step: StepSpec
+    result: SteeredCaption
+    missing: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The edit in short, as the paper writes it: `-dog +biker`."""
+        return words(self.step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"step": asdict(self.step), "missing": self.missing, **self.result.to_dict()}
+
+
+def words(step: StepSpec) -> str:
+    """An edit in short."""
+    return " ".join([*(f"-{word}" for word in step.minus), *(f"+{word}" for word in step.plus)]) or "no edit"
+
+
+def settings_of(step: StepSpec) -> Mapping[str, Any]:
+    """The settings that a step gives."""
+    return {name: value for name, value in asdict(step.settings).items() if value is not None}
+
+
+def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Ran]:
+    """Makes every edit of a recipe on its picture, each from the baseline.
+
+    Args:
+        recipe: of `load_recipe`.
+        steerer: of the recipe's atlas.
+        image: a picture in the place of the recipe's own.
+    """
+    source = image if image is not None else recipe.image
+    if source is None:
+        raise SpecError(
+            f"recipe '{recipe.name}' leaves the picture to you: `elude-steer run {recipe.name} --image FILE`."
+        )
+    picture = open_image(source)
+    plans = [
+        steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **settings_of(step)) for step in recipe.steps
+    ]
+    results = steerer.explain_all(picture, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
+    return [
+        Ran(step, result, missing(step, result.caption)) for step, result in zip(recipe.steps, results, strict=True)
+    ]
+
+
+def missing(step: StepSpec, caption: str) -> tuple[str, ...]:
+    """What of the expected did not happen, in short sentences."""
+    told = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
+    if step.expect.new and not any(_says(caption, word) for word in step.expect.new):
+        new = ", ".join(map(repr, step.expect.new))
+        told.append(f"{new} did not come" if len(step.expect.new) == 1 else f"none of {new} came")
+    return tuple(told)
+
+
+def _says(caption: str, words: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", caption, re.IGNORECASE) is not None
+
+
+def table(ran: Sequence[Ran]) -> str:
+    """Setting and caption, as in the paper's figures."""
+    rows = [("baseline", ran[0].result.baseline if ran else "")]
+    rows += [(one.title, one.result.caption) for one in ran]
+    wide = max(len(title) for title, _ in rows)
+    return "\n".join(f"{title:<{wide}}  {caption}" for title, caption in rows)

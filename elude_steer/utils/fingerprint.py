@@ -1,0 +1,21 @@
+"""Names for work that is kept: a hash of everything it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from elude_steer.utils import optional
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of what computed: ours, and those whose numbers we use."""
+    names = ("elude-steer", "torch", "transformers", "hdbscan", "numpy", "pillow")
+    return {name: optional.version(name) for name in names}
+
+
+def key_of(*causes: Any) -> str:
+    """A short hash of everything a stage depends on."""
+    text = json.dumps(causes, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,245 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elude_steer.atlas.atlas import Atlas, References, weights_hash
+from elude_steer.errors import AtlasError, StorageError
+from elude_steer.method.layers import SplitLinear
+from tests.helpers.hub import serve_hub
+
+
+def make_atlas(units=6, parts=(1, 3, 2, 2, 4, 1), d_in=21, seed=0, layer=None):
+    rng = np.random.default_rng(seed)
+    owners = np.repeat(np.arange(units), parts)
+    members = rng.random((len(owners), d_in)) < 0.4
+    for unit in range(units):  # nobody is left without an owner
+        mine = np.flatnonzero(owners == unit)
+        members[mine[0], ~members[mine].any(0)] = True
+    n = len(owners)
+
+    def references(count):
+        g = torch.Generator().manual_seed(seed)
+        numbers = [torch.randint(0, 5, (count, 4), generator=g, dtype=torch.int32) for _ in range(3)]
+        return References(torch.rand(count, generator=g), torch.rand(count, 4, generator=g), *numbers)
+
+    layer = layer or nn.Linear(d_in, units)
+    about = {
+        "name": "small", "model": {"id": "some/model", "revision": "abc"}, "layer": "fc2", "d_in": d_in, "d_out": units,
+        "units": units, "sub_units": n, "images": 5, "instances": 50, "backend": "exact",
+        "weights": weights_hash(layer), "versions": {},
+    }  # fmt: skip
+    return Atlas(
+        torch.from_numpy(np.packbits(members, axis=1)), torch.from_numpy(owners), torch.rand(units),
+        torch.arange(n, dtype=torch.int32), references(n), references(units), tuple("abcde"), about,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(3)
+    return nn.Linear(21, 6)
+
+
+@pytest.fixture
+def atlas(layer):
+    return make_atlas(layer=layer)
+
+
+def test_what_is_saved_is_loaded(atlas, tmp_path):
+    loaded = Atlas.load(atlas.save(tmp_path / "a"))
+    assert torch.equal(loaded.members(), atlas.members())
+    for name in ("units", "rho", "sizes"):
+        assert torch.equal(getattr(loaded, name), getattr(atlas, name))
+    for name in References.__dataclass_fields__:
+        assert torch.equal(getattr(loaded.references, name), getattr(atlas.references, name))
+        assert torch.equal(getattr(loaded.unit_references, name), getattr(atlas.unit_references, name))
+    assert loaded.image_ids == atlas.image_ids
+    assert loaded.about["layer"] == "fc2"
+    assert repr(loaded) == "Atlas('small': 13 sub-units of 6 units, layer 'fc2')"
+    loaded.save(tmp_path / "b")
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_sub_units_and_their_weights(atlas, layer):
+    assert [list(atlas.sub_units_of(unit)) for unit in (0, 1, 5)] == [[0], [1, 2, 3], [12]]
+    with pytest.raises(AtlasError, match="has units 0 to 5, not 6"):
+        atlas.sub_units_of(6)
+    split = SplitLinear(layer, atlas.members(), atlas.units)
+    wanted = [7, 2, 2, 12]
+    weight, bias = atlas.parameters(wanted, layer.weight.detach(), layer.bias.detach())
+    assert torch.equal(weight, split.weight[wanted])
+    assert torch.equal(bias, split.bias[wanted])
+    assert weight.shape == (4, 21)
+
+
+def test_a_sub_unit_without_dimensions_is_dead(atlas):
+    packed = atlas.packed.clone()
+    packed[2] = 0
+    assert (
+        Atlas(packed, *[getattr(atlas, f) for f in list(Atlas.__dataclass_fields__)[1:]]).dead.tolist().index(True) == 2
+    )
+    assert not atlas.dead.any()
+
+
+def test_an_atlas_of_other_weights_is_refused(atlas, layer):
+    atlas.check(layer)
+    atlas.check(layer.to(torch.bfloat16))  # the same model in half precision is the same model
+    torch.manual_seed(4)
+    with pytest.raises(
+        AtlasError, match=r"built for other weights of this layer \(hash [0-9a-f]{8}…, loaded [0-9a-f]{8}…"
+    ):
+        atlas.check(nn.Linear(21, 6))
+
+
+def test_a_flipped_byte_in_any_file_is_noticed(atlas, tmp_path):
+    folder = atlas.save(tmp_path / "a")
+    files = [path for path in folder.iterdir() if path.is_file()]
+    assert len(files) == 5
+    for path in files:
+        data = path.read_bytes()
+        for at in {0, len(data) // 3, len(data) // 2, len(data) - 1}:
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            with pytest.raises(AtlasError, match=f"is damaged: '{path.name}' is not what was written"):
+                Atlas.load(folder)
+        path.write_bytes(data)
+    Atlas.load(folder)
+
+
+def test_missing_things(atlas, tmp_path, monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
+    folder = atlas.save(tmp_path / "home" / "atlases" / "small")
+    assert len(Atlas.load("small")) == 13
+    (folder / "images.json").unlink()
+    with pytest.raises(AtlasError, match=r"lacks its file 'images\.json'"):
+        Atlas.load("small")
+    with pytest.raises(AtlasError, match=r"no atlas 'smal': .* Did you mean 'small'\? `elude-steer atlases list`"):
+        Atlas.load("smal")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AtlasError, match=r"is no atlas: it has no manifest\.json"):
+        Atlas.load(tmp_path / "empty")
+
+
+def test_another_format_says_so(atlas, tmp_path):
+    from elude_steer.atlas import manifest
+
+    folder = atlas.save(tmp_path / "a")
+    content = json.loads((folder / "manifest.json").read_text())
+    content["format"] = 2
+    content["checksum"] = manifest._checksum(content)
+    (folder / "manifest.json").write_text(manifest._text(content))
+    with pytest.raises(AtlasError, match="has format 2, this version reads 1"):
+        Atlas.load(folder)
+
+
+def test_saving_that_fails_leaves_nothing_or_the_old(atlas, tmp_path, monkeypatch):
+    from elude_steer.atlas import atlas as module
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_manifest", full)
+        with pytest.raises(StorageError, match="no room left while writing"):
+            atlas.save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+    atlas.save(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_manifest", full)
+        with pytest.raises(StorageError):
+            make_atlas(seed=5).save(tmp_path / "a")
+    assert torch.equal(Atlas.load(tmp_path / "a").packed, atlas.packed)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_read_only_place_is_one_line(atlas, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        atlas.save(tmp_path / "file" / "a")
+
+
+PUSH_AND_PULL = """
+import sys, shutil, torch
+from elude_steer.atlas import Atlas
+from elude_steer.errors import AtlasError
+saved = Atlas.load(sys.argv[1])
+print(saved.push_to_hub("me/small", token="hf_test"))
+bits = saved.packed.clone()
+shutil.rmtree(sys.argv[1])
+print(torch.equal(Atlas.from_pretrained("me/small").packed, bits))
+try:
+    Atlas.load("me/other")
+except AtlasError as error:
+    print(error)
+"""
+
+
+def test_push_and_pull(atlas, tmp_path):
+    folder = atlas.save(tmp_path / "a")
+    with serve_hub(tmp_path / "hub") as endpoint:
+        # The library reads its endpoint when it is imported, so this takes a process of its own.
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", PUSH_AND_PULL, str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    address, same, missing, *_ = [*done.stdout.splitlines(), done.stderr, "", ""]
+    assert "me/small/commit/" in address
+    assert same == "True"
+    assert "'me/other' is neither at hand nor on the Hub" in missing
+    with pytest.raises(AtlasError, match="save the atlas before pushing it"):
+        atlas.push_to_hub("me/small")
+
+
+def test_nothing_of_the_users_is_ever_replaced(atlas, tmp_path, monkeypatch):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years")
+    with pytest.raises(
+        StorageError, match=r"holds other files \('thesis\.tex'\), which would be lost; give a new folder"
+    ):
+        atlas.save(folder)
+    assert (folder / "thesis.tex").read_text() == "years"
+    saved = atlas.save(tmp_path / "a")
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match=r"holds other files \('notes\.txt'\)"):
+        atlas.save(saved)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="is a file; give a new folder"):
+        atlas.save(tmp_path / "file")
+    (tmp_path / "link").symlink_to(saved)
+    with pytest.raises(StorageError, match="is a link"):
+        atlas.save(tmp_path / "link")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in (".", "..", "/"):
+        with pytest.raises(StorageError, match=r"give a new folder|holds other files"):
+            atlas.save(name)
+    assert (saved / "notes.txt").exists()
+
+
+def test_a_save_killed_between_its_two_renames_is_undone(atlas, tmp_path):
+    saved = atlas.save(tmp_path / "mine")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    saved.rename(tmp_path / f"mine.old-{dead.pid}")
+    (tmp_path / f"mine.tmp-{dead.pid}").mkdir()
+    assert len(Atlas.load(tmp_path / "mine")) == 13
+    atlas.save(tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("wanted", [[-1], [13], [0, 99]])
+def test_sub_units_that_are_not_there(atlas, layer, wanted):
+    with pytest.raises(AtlasError, match="has sub-units 0 to 12, not"):
+        atlas.parameters(wanted, layer.weight.detach(), layer.bias.detach())
+
+
+def test_no_sub_units_and_the_weight_of_a_convolution(atlas, layer):
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    assert [tuple(t.shape) for t in atlas.parameters([], weight, bias)] == [(0, 21), (0,)]
+    assert torch.equal(atlas.parameters([3], weight[:, :, None, None], bias)[0], atlas.parameters([3], weight, bias)[0])

@@ -1,0 +1,166 @@
+"""Autoencoders: each kind is what it is called, learns what was planted, and comes out the same every time."""
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.baselines.sae import KINDS, Quality, Sae, SaeSpec, best_of, grid_of, quality, train_sae
+from elude_steer.utils import optional
+from tests.helpers.checks import run_in_own_environment, run_script, why_not
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def planted(tokens=3000, d=24, concepts=32, active=3, seed=0):
+    """Sums of a few of many directions."""
+    generator = torch.Generator().manual_seed(seed)
+    atoms = torch.nn.functional.normalize(torch.randn(concepts, d, generator=generator), dim=1)
+    chosen = torch.rand(tokens, concepts, generator=generator).topk(active, dim=1).indices
+    codes = torch.zeros(tokens, concepts).scatter(1, chosen, 1 + torch.rand(tokens, active, generator=generator))
+    return codes @ atoms + 0.7, atoms
+
+
+def spec_of(kind, **given):
+    active = 0.1 if kind == "archetypal" else 3
+    own = {"latents": 40, "active": active, "epochs": 60, "batch_size": 256, "learning_rate": 5e-3, "sparsity": 4e-2}
+    return SaeSpec(kind, **{**own, **given})
+
+
+def targets_of(kind, x):
+    return (torch.cat([x, x[:, :4].sin()], 1), x) if kind == "transcoder" else (x, None)
+
+
+@kinds
+def test_it_learns_what_was_planted(kind):
+    x, _ = planted()
+    inputs, targets = targets_of(kind, x)
+    found = quality(train_sae(spec_of(kind), inputs, targets), inputs, targets)
+    assert found.r2 > 0.8
+    assert found.active < 14
+    assert quality(Sae(spec_of(kind), inputs, x if targets is None else targets).eval(), inputs, targets).r2 < found.r2
+
+
+@kinds
+def test_the_same_seed_gives_the_same_bits(kind):
+    x, _ = planted(400)
+    inputs, targets = targets_of(kind, x)
+    spec = spec_of(kind, epochs=3)
+    one, same, other = (train_sae(s, inputs, targets) for s in (spec, spec, replace(spec, seed=1)))
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), same.state_dict().values(), strict=True))
+    assert not torch.equal(one.encode(inputs), other.encode(inputs))
+
+
+@pytest.mark.parametrize("kind", ["topk", "matching_pursuit", "archetypal"])
+def test_no_more_latents_fire_than_may(kind):
+    x, _ = planted(300)
+    sae = train_sae(spec_of(kind, epochs=2), x)
+    assert int((sae.encode(x) > 0).sum(1).max()) <= sae.spec.count
+    assert spec_of("archetypal").count == 4
+
+
+@pytest.mark.parametrize("kind", ["batch_topk", "matryoshka"])
+def test_a_batch_has_so_many_and_a_token_does_not_depend_on_others(kind):
+    x, _ = planted(600)
+    sae = train_sae(spec_of(kind, epochs=20), x)
+    assert float((sae.encode(x) > 0).float().sum(1).mean()) == pytest.approx(3, rel=0.25)
+    assert torch.allclose(sae.encode(x)[:5], sae.encode(x[:5]), atol=1e-5)
+    assert sae.threshold > 0
+
+
+def test_matryoshkas_first_latents_say_more_than_others_first():
+    x, _ = planted()
+    found = {}
+    for kind in ("matryoshka", "batch_topk"):
+        sae = train_sae(spec_of(kind), x)
+        codes = sae.encode(x)
+        codes[:, 10:] = 0
+        found[kind] = float((sae.decode(codes) - x).square().mean())
+    assert found["matryoshka"] < found["batch_topk"]
+
+
+def test_pursuit_takes_what_fits_best_first():
+    x, _ = planted(50)
+    sae = train_sae(spec_of("matching_pursuit", epochs=1, active=1, latents=6), x)
+    unit = (x - sae.target_mean) / sae.target_scale @ sae.dictionary().T
+    codes = sae.encode(x) / sae.target_scale
+    assert torch.equal(codes.argmax(1), unit.argmax(1))
+    assert torch.allclose(codes.max(1).values, unit.max(1).values.clamp_min(0), atol=1e-5)
+
+
+def test_archetypes_stay_close_to_the_tokens():
+    x, _ = planted(800)
+    sae = train_sae(spec_of("archetypal", epochs=10), x)
+    atoms = sae.dictionary() / sae.log_radius.exp()
+    assert (
+        float(torch.cdist(atoms, sae.points).min(1).values.max())
+        <= float(torch.cdist(sae.points, sae.points).max()) + 1
+    )
+
+
+def test_jumprelu_is_zero_below_its_threshold_and_the_threshold_learns():
+    x, _ = planted(500)
+    sae = train_sae(spec_of("jumprelu", epochs=5), x)
+    codes, least = sae.encode(x) / sae.target_scale, sae.log_threshold.exp()
+    assert bool(((codes == 0) | (codes > least)).all())
+    assert float((sae.log_threshold - sae.log_threshold[0]).abs().max()) > 0
+
+
+def test_codes_are_in_the_units_of_the_target():
+    """What is decoded is what the codes say times the directions: the way steering adds it."""
+    x, _ = planted(200)
+    sae = train_sae(spec_of("topk", epochs=2), 50 * x)
+    codes = sae.encode(50 * x)
+    assert torch.allclose(sae.decode(codes), codes @ sae.dictionary() + sae.target_mean)
+    assert torch.allclose(sae.dictionary().norm(dim=1), torch.ones(40), atol=1e-5)
+    assert sae.encode((50 * x).reshape(4, 50, -1)).shape == (4, 50, 40)
+
+
+@pytest.mark.parametrize("given", [{"kind": "sparse"}, {"latents": 0}, {"epochs": 0}, {"batch_size": 1}, {"active": 0}])
+def test_what_cannot_be_meant_is_refused(given):
+    with pytest.raises(SpecError, match="an SAE"):
+        SaeSpec(**{"kind": "topk", "latents": 4, **given})
+
+
+def test_the_grid_is_the_papers_and_the_choice_too():
+    assert len(grid_of(spec_of("topk"))) == 9
+    assert {one.sparsity for one in grid_of(spec_of("vanilla"))} == {1e-3, 5e-3, 2e-2}
+    assert {s.sparsity for s in grid_of(spec_of("jumprelu"))} == {1e-4, 1e-3, 1e-2}
+    one, two, three = (spec_of("topk", seed=i) for i in range(3))
+    tried = [(one, Quality(0.9, 20, 0)), (two, Quality(0.88, 4, 0)), (three, Quality(0.1, 2, 0))]
+    assert best_of(tried) == two
+
+
+def test_with_the_same_weights_overcomplete_gives_the_same(tmp_path):
+    if not optional.is_installed("overcomplete"):
+        pytest.skip("overcomplete is not here: it needs torchvision; -m slow makes it an environment of its own")
+    if cause := why_not("overcomplete"):
+        pytest.skip(f"overcomplete does not import here: {cause}")
+    run_script(sys.executable, "overcomplete_check.py", tmp_path)
+
+
+@pytest.mark.slow
+def test_overcomplete_in_an_environment_of_its_own():
+    run_in_own_environment("overcomplete_check.py", "baselines", "matplotlib<3.11")  # 0.3.0 needs an older one
+
+
+def test_tokens_that_nothing_can_be_learnt_from_are_refused():
+    x = torch.randn(20, 4)
+    for given, targets, line in ((x[:0], None, "two tokens or more"), (x, x[:5], "as many targets: 20, 5"),
+                                 (x * torch.nan, None, "not finite")):  # fmt: skip
+        with pytest.raises(SpecError, match=line):
+            train_sae(SaeSpec("topk", 8, epochs=1), given, targets)
+
+
+def test_one_that_diverged_is_not_the_best():
+    specs = [SaeSpec("topk", 8, seed=seed) for seed in (1, 2)]
+    assert best_of([(specs[0], Quality(math.nan, 1.0, 0.0)), (specs[1], Quality(0.5, 3.0, 0.0))]) is specs[1]
+
+
+def test_constant_tokens_have_a_quality():
+    x = torch.ones(50, 4)
+    sae = train_sae(SaeSpec("topk", 8, epochs=1, batch_size=16), x)
+    assert math.isfinite(quality(sae, x).r2)

@@ -1,0 +1,255 @@
+import json
+
+import pytest
+from PIL import Image
+
+from elude_steer.errors import EludeSteerError, EludeSteerWarning, ImageError, SpecError
+from elude_steer.evaluation.edits import coco
+from elude_steer.evaluation.edits.benchmark import baselines, make_tasks, run_edits, summary
+from elude_steer.evaluation.edits.coco import coco_world, read_caption
+from elude_steer.models.images import open_image
+from elude_steer.steering.steerer import Steerer
+from elude_steer.toyland import scenes
+
+NAMES = list(coco._classes())
+
+
+def named(caption):
+    return set(read_caption(caption).objects)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Pictures of 100 x 100; a row is a picture, its classes with the share of the picture that each covers."""
+    rows = [
+        {"dog": 0.3, "person": 0.2},
+        {"dog": 0.3, "cat": 0.009},
+        {"hot dog": 0.5, "dining table": 0.4, "fork": 0.001},
+        {"cat": 0.2},
+        {},
+        {"bus": 0.01, "car": 0.01},
+    ]
+    return write(tmp_path, rows)
+
+
+def write(folder, rows, **changes):
+    (folder / "pictures").mkdir(exist_ok=True)
+    ids = {name: 7 + 3 * i for i, name in enumerate(NAMES)}
+    content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for n, i in ids.items()]}
+    for number, row in enumerate(rows):
+        Image.new("RGB", (100, 100), (number * 20, 0, 0)).save(folder / "pictures" / f"{number:03}.png")
+        size = {"width": 100, "height": 100}
+        content["images"].append({"id": 500 + number, "file_name": f"{number:03}.png", **size})
+        for name, share in row.items():
+            for _ in range(2):  # in two pieces: it is the sum that counts
+                piece = {"image_id": 500 + number, "category_id": ids[name], "area": share * 1e4 / 2}
+                content["annotations"].append(piece)
+    path = folder / "instances_small.json"
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+    return path, folder / "pictures"
+
+
+# Reading captions
+
+
+def test_there_are_80_classes_and_each_is_found_by_its_name():
+    assert len(NAMES) == 80
+    for name in NAMES:
+        assert named(f"There is an {name}.") == {name}
+        assert named(f"{name.upper()}") == ({name} if name != "orange" else set())  # alone it may be a colour
+
+
+def test_every_name_and_its_plural_mean_one_class():
+    for name, others in coco._classes().items():
+        for other in others:
+            assert named(f"a photo of the {other} here") == {name}, other
+            assert named(f"a photo of two {coco._plural(other)} here") == {name}, other
+        assert named(f"many {coco._plural(name)}") == {name}
+
+
+def test_no_name_stands_in_two_rows():
+    every = [other for name, others in coco._classes().items() for other in (name, *others)]
+    every += coco._NONE.split(", ")
+    assert sorted(every) == sorted(set(every))
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        ("person", "people"), ("woman", "women"), ("child", "children"), ("knife", "knives"), ("mouse", "mice"),
+        ("bus", "buses"), ("couch", "couches"), ("toothbrush", "toothbrushes"), ("baby", "babies"), ("toy", "toys"),
+        ("traffic light", "traffic lights"), ("wine glass", "wine glasses"), ("policeman", "policemen"),
+    ],
+)  # fmt: skip
+def test_plurals_of_english(one, several):
+    assert coco._plural(one) == several
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("A man eats a hot dog.", {"person", "hot dog"}),
+        ("Two hot dogs and a dog.", {"hot dog", "dog"}),
+        ("A teddy bear next to a bear", {"teddy bear", "bear"}),
+        ("teddy bears", {"teddy bear"}),
+        ("cars wait at a traffic-light", {"car", "traffic light"}),
+        ("a train car on the train tracks", {"train"}),
+        ("a microwave oven", {"microwave"}),
+        ("a bus stop without anyone", set()),
+        ("a baby elephant and a baby", {"elephant", "person"}),
+        ("the toilet bowl", {"toilet"}),
+        ("a dogma about catalogues, carpets and bananarama", set()),
+        ("the man's dog's ball", {"person", "dog", "sports ball"}),
+        ("A DOG, a Cat;(a cow)", {"dog", "cat", "cow"}),
+        ("hot\n dog", {"hot dog"}),
+        ("", set()),
+    ],
+)
+def test_whole_words_and_the_longest_first(caption, expected):
+    assert named(caption) == expected
+
+
+@pytest.mark.parametrize(
+    "caption",
+    ["an orange.", "an orange", "the orange on a plate", "an orange and an apple", "one orange, cut", "two oranges"],
+)
+def test_an_orange_is_a_fruit(caption):
+    assert "orange" in named(caption)
+
+
+@pytest.mark.parametrize(
+    "caption", ["an orange cat", "an orange and white cat", "a wall painted orange", "orange juice", "the orange bus"]
+)
+def test_orange_is_a_colour(caption):
+    assert "orange" not in named(caption)
+
+
+# The pictures
+
+
+def test_pictures_with_enough_large_classes_are_kept(small):
+    world = coco_world(*small)
+    found = {case.source.name: set(case.objects) for case in world.cases}
+    assert found == {
+        "000.png": {"dog", "person"},
+        "002.png": {"hot dog", "dining table", "fork"},  # the fork is small, and there
+        "005.png": {"bus", "car"},  # the border counts
+    }
+    assert world.words == tuple(NAMES)
+    assert world.read("two dogs").objects == {"dog"}
+    assert len(coco_world(*small, least=1).cases) == 5
+
+
+def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
+    drawn = [scene for scene in scenes(seed=8, n=60) if {"dog", "cat", "horse", "bus"} & set(scene.objects)][:4]
+    rows = [dict.fromkeys(set(scene.objects) & set(NAMES), 0.2) for scene in drawn]
+    path, folder = write(tmp_path, rows)
+    for number, scene in enumerate(drawn):
+        scene.image.save(folder / f"{number:03}.png")
+    world, steerer = coco_world(path, folder, least=1), Steerer.load("toyland")
+    tasks = make_tasks(world, baselines(steerer, world), "remove")
+    assert tasks
+    outcomes = run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]))
+    assert all(one.well_formed is None and isinstance(one.likelihood, float) for one in outcomes)
+    score = summary("remove", outcomes)
+    assert score.well_formed is None
+    assert score.intervals["likelihood"][0] <= score.likelihood <= score.intervals["likelihood"][1]
+
+
+def test_pictures_are_opened_only_when_they_are_looked_at(small, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        "elude_steer.evaluation.edits.benchmark.open_image", lambda path: opened.append(path) or open_image(path)
+    )
+    cases = coco_world(*small).cases
+    assert opened == []
+    case = next(case for case in cases if case.source.name == "002.png")
+    assert case.image.getpixel((0, 0)) == (40, 0, 0)
+    assert case.image is not case.image
+    assert len(opened) == 3
+
+
+def test_the_seed_decides_the_order_and_the_limit_cuts_it(small):
+    def files(**settings):
+        return [case.source.name for case in coco_world(*small, **settings).cases]
+
+    whole = files(least=1, seed=3)
+    assert files(least=1, seed=3) == whole
+    assert files(least=1, seed=3, limit=2) == whole[:2]
+    assert files(least=1, seed=3, limit=99) == whole
+    assert len({tuple(files(least=1, seed=seed)) for seed in range(8)}) > 1
+
+
+def test_worlds_of_other_pictures_have_other_names(small):
+    names = {coco_world(*small, limit=1, seed=seed).name for seed in range(20)}
+    assert len(names) == 3
+    assert coco_world(*small).name == coco_world(*small).name
+    assert coco_world(*small).name.startswith("coco:instances_small:")
+
+
+def test_missing_pictures_are_told(small):
+    _, folder = small
+    (folder / "000.png").unlink()
+    with pytest.warns(EludeSteerWarning, match="1 pictures of 'instances_small.json' are not in folder"):
+        assert len(coco_world(*small).cases) == 2
+
+
+def test_a_category_by_one_of_its_other_names(tmp_path):
+    path, folder = write(tmp_path, [{"dog": 0.5, "couch": 0.4}])
+    content = json.loads(path.read_text())
+    for row in content["categories"]:
+        row["name"] = {"couch": "Sofa"}.get(row["name"], row["name"])
+    path.write_text(json.dumps(content))
+    assert coco_world(path, folder).cases[0].objects == {"dog", "couch"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"categories": None}, "is no COCO instances file: it has no list 'categories'; give one such as instances_v"),
+        ({"annotations": {}}, "it has no list 'annotations'"),
+        ({"categories": [{"id": 1, "name": "dragon"}]}, "has a category 'dragon', which is none of COCO's 80 classes"),
+        ({"annotations": [{"image_id": 500, "category_id": 7}]}, r"an entry is not as it should be \(KeyError\('area"),
+        ({"annotations": [{"image_id": 500, "category_id": 8, "area": 1}]}, "an entry is not as it should be"),
+        ({"images": [[1, 2]]}, "an entry is not as it should be"),
+        ({"annotations": []}, "no picture of '.*' shows 2 classes on 1 % of its area each; lower least"),
+    ],
+)
+def test_files_that_are_no_coco_files(tmp_path, changes, message):
+    path, folder = write(tmp_path, [{"dog": 0.5, "cat": 0.4}], **changes)
+    with pytest.raises(SpecError, match=message) as caught:
+        coco_world(path, folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"\xff\xfe\x00", b"[1, 2]", b'"images"'])
+def test_files_that_are_no_json_or_another(small, content):
+    path, folder = small
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match="is no COCO instances file"):
+        coco_world(path, folder)
+
+
+def test_what_is_not_there_is_one_line(small, tmp_path):
+    path, folder = small
+    empty = tmp_path / "train2014"
+    empty.mkdir()
+    for call, kind, message in [
+        (lambda: coco_world(tmp_path / "none.json", folder), SpecError, "cannot be read: No such file"),
+        (lambda: coco_world(path, tmp_path / "none"), ImageError, "no folder '.*none' with the pictures of"),
+        (lambda: coco_world(path, path), ImageError, "no folder"),
+        (lambda: coco_world(path, empty), ImageError, "none of the 3 pictures of 'instances_small.json' is in folder"),
+        (lambda: coco_world(path, folder, limit=0), SpecError, "limit is 0; take at least 1 picture"),
+        (lambda: coco_world(path, folder, least=4), SpecError, "shows 4 classes"),
+    ]:
+        with pytest.raises(kind, match=message) as caught:
+            call()
+        assert isinstance(caught.value, EludeSteerError)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_broken_picture_is_named_when_it_is_looked_at(small):
+    (case, *_) = coco_world(*small).cases
+    case.source.write_bytes(b"no picture")
+    with pytest.raises(ImageError, match=rf"{case.source.name}' cannot be read as an image"):
+        _ = case.image

@@ -1,0 +1,145 @@
+"""Settings found for a picture or a world of pictures, and what becomes of them."""
+
+import shutil
+
+import pytest
+
+from elude_steer import toyland
+from elude_steer.errors import SpecError, StorageError
+from elude_steer.evaluation.edits.benchmark import Reading, World, toyland_world
+from elude_steer.evaluation.edits.sweep import grid_points
+from elude_steer.evaluation.edits.tune import GRIDS, Found, tune, tune_picture, tune_world
+from elude_steer.recipe_files import load_recipe
+from elude_steer.steering.run_recipe import run_recipe
+from elude_steer.steering.steerer import Steerer
+from tests.evaluation.edits.test_sweep import BARE
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
+
+
+def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
+    path, word = tmp_path / "scene.png", scene.objects[0]
+    scene.image.save(path)
+    found = tune(steerer, path, minus=word, grid={"gamma": [1, -50], "nu": [6, "all"]})
+    assert found.best == {name: found.rows[0][name] for name in ("gamma", "nu")}
+    assert found.rows[0]["success"]
+    assert len(found.rows) == 4
+    assert steerer.steer(path, minus=[word], **found.best).caption == found.rows[0]["caption"]
+    lines = repr(found).splitlines()
+    assert lines[0].split() == ["gamma", "nu", "success", "kept", "caption"]
+    assert lines[1].endswith(found.rows[0]["caption"])
+    assert lines[-1] == f"baseline: {steerer.vlm.caption([scene.image])[0]}"
+    # A list of one word, as `steer` takes it, is that word.
+    assert tune(steerer, scene.image, minus=[word], grid={"gamma": [1, -50], "nu": [6, "all"]}) == found
+
+
+def test_a_world_is_tuned_by_its_own_words(steerer):
+    grid = {"gamma": [1, -50], **BARE}
+    found = tune(steerer, toyland_world(60_003, 6), grid=grid, least_kept=0.5)
+    assert found.best == {"gamma": -50, **{name: value for name, (value,) in BARE.items()}}
+    assert [row["gamma"] for row in found.rows] == [-50, 1]
+    assert found.notes == ()
+    assert "harmonic" in repr(found).splitlines()[0]
+    kept = tune(steerer, toyland_world(60_003, 6), grid=grid, by="kept")
+    assert kept.best["gamma"] == 1
+
+
+def test_without_a_grammar_nothing_is_said_about_sentences(steerer):
+    world = toyland_world(60_003, 2)
+    bare = World("bare", world.cases, world.words, lambda caption: Reading(world.read(caption).objects))
+    found, known = (tune(steerer, one, grid={"gamma": [-50]}) for one in (bare, world))
+    assert set(known.columns) - set(found.columns) == {"well_formed"}
+
+
+def test_where_nothing_keeps_enough_it_is_said(steerer):
+    found = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [-50]}, least_kept=1.01)
+    assert found.notes == ("no point of the grid keeps 101% of all else; the first is the one that keeps most.",)
+
+
+def test_without_a_grid_the_edit_decides_what_is_tried(steerer, scene):
+    word = scene.objects[0]
+    other = next(w for w in toyland.OBJECTS if w not in scene.objects)
+    removed, replaced = tune(steerer, scene.image, minus=word), tune(steerer, scene.image, minus=word, plus=other)
+    assert removed.columns[:3] == ("gamma", "kappa", "nu")
+    assert replaced.columns[:3] == ("beta", "kappa", "nu")
+    assert len(removed.rows) == len(replaced.rows) == 12
+    assert repr(removed).splitlines()[11] == "and 2 more"
+    for grid in GRIDS.values():
+        assert len(grid_points(grid)) == 12
+    world = toyland_world(60_003, 2)
+    assert tune(steerer, world, kind="replace").columns[0] == "beta"
+    assert tune(steerer, world).columns[0] == "gamma"
+
+
+def test_a_word_that_the_baseline_does_not_say_is_told(steerer, scene):
+    absent = next(w for w in toyland.OBJECTS if w not in scene.objects)
+    found = tune(steerer, scene.image, minus=absent, grid={"gamma": [1]})
+    assert found.notes[1].startswith(f"the baseline does not say '{absent}'")
+    undone = tune(steerer, scene.image, minus=scene.objects[0], grid={"gamma": [1], **BARE})
+    assert undone.notes[1].startswith("no point of the grid did what was asked for")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"say what should go: tune\(image, minus='dog'\)"),
+        ({"plus": "dog"}, "say what should go"),
+        ({"minus": "dog", "kind": "replace"}, r"nothing says by what: tune\(image, minus='dog', plus='biker'\)"),
+        ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove' or 'replace'"),
+        ({"minus": ["dog", "cat"]}, "one word at a time: minus='dog'"),
+        ({"minus": 5}, "a concept is a word, not a int"),
+        ({"minus": "dog", "by": "gone"}, "by is 'gone'"),
+        ({"minus": "dog", "grid": {"gama": [1]}}, "Did you mean 'gamma'"),
+    ],
+)
+def test_mistakes_with_a_picture(given, message, steerer, scene):
+    with pytest.raises(SpecError, match=message):
+        tune(steerer, scene.image, **given)
+
+
+def test_mistakes_with_a_world(steerer):
+    world = toyland_world(60_003, 1)
+    with pytest.raises(SpecError, match="minus and plus are for one picture; a world has words of its own"):
+        tune(steerer, world, minus="dog")
+    with pytest.raises(SpecError, match="by is 'gone'"):
+        tune(steerer, world, by="gone")
+    with pytest.raises(SpecError, match="--scenes is 'coco:1'; it is toyland:SEED"):
+        tune_world(steerer, "remove", "coco:1", None, 2)
+
+
+def test_the_best_can_be_a_recipe(steerer, scene, tmp_path):
+    picture, written = tmp_path / "scene.png", tmp_path / "best.yaml"
+    scene.image.save(picture)
+    grid = {"smooth": [True, False], "mode": ["place"], "kappa": [8]}
+    found = tune_picture(steerer, scene.image, scene.objects[0], None, grid, write=written, image=str(picture))
+    recipe = load_recipe(str(written))
+    assert recipe.steps[0].settings.smooth is found.best["smooth"]
+    assert run_recipe(recipe, steerer)[0].result.caption == found.rows[0]["caption"]
+    with pytest.raises(StorageError, match="already there"):
+        tune_picture(steerer, scene.image, scene.objects[0], None, grid, write=written)
+
+
+def test_the_best_can_be_the_atlas_s_own(steerer, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(steerer.atlas.folder, folder)
+    mine = Steerer.load(str(folder))
+    grid = {"gamma": [-7, -50], "smooth": [False]}
+    found = tune_world(mine, "remove", "toyland:60003", None, 3, grid, keep=True, plot=tmp_path / "p.png")
+    assert [note.split(":")[0] for note in found.notes[-2:]] == [
+        "success against kept",
+        "now the settings of atlas 'toyland'",
+    ]
+    again = Steerer.load(str(folder)).defaults
+    assert {name: again[name] for name in grid} == found.best
+    assert {**again, **found.best} == {**mine.defaults, **found.best}  # the others are as they were
+    with pytest.raises(StorageError, match="comes with the package and stays as it is"):
+        tune_world(steerer, "remove", "toyland:60003", None, 3, grid, keep=True)
+
+
+def test_a_table_is_aligned():
+    found = Found({"nu": 8}, [{"nu": 8, "kept": 1 / 3}, {"nu": "all", "kept": 0.5}], ("nu", "kept"), ("a note",))
+    assert repr(found).splitlines() == ["nu   kept", "8    0.333", "all  0.500", "a note"]
+    assert found.table(1).splitlines() == ["nu  kept", "8   0.333"]

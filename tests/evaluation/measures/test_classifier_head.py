@@ -1,0 +1,99 @@
+"""A classifier on the backbone that an atlas splits."""
+
+import pytest
+import torch
+
+from elude_steer import toyland
+from elude_steer.atlas.build.pipeline import build
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.evaluate import evaluate
+from elude_steer.evaluation.measures.faithfulness import accuracy, linear_head
+from elude_steer.specs import AtlasSpec, ClustersSpec, LabelsSpec, ModelSpec, TokensSpec
+
+PLACES = ("beach", "kitchen", "park")
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    """A small DINOv2 with a head, an atlas of its backbone, and pictures in folders of their classes."""
+    from transformers import Dinov2Config, Dinov2ForImageClassification
+    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+
+    folder = tmp_path_factory.mktemp("classified")
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7)
+    config.id2label = {0: "beach", 1: "kitchen, cook's room", 2: "park"}
+    torch.manual_seed(0)
+    model = Dinov2ForImageClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.normal_()
+    size = {"height": 28, "width": 28}
+    processor = BitImageProcessorPil(size={"shortest_edge": 28}, crop_size=size)
+    model.save_pretrained(folder / "head")
+    model.dinov2.save_pretrained(folder / "backbone")
+    for name in ("head", "backbone"):
+        processor.save_pretrained(folder / name)
+    for number, scene in enumerate(toyland.scenes(5, 30)):
+        path = folder / "pictures" / PLACES[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scene.image.save(path)
+    spec = AtlasSpec(
+        "small",
+        ModelSpec(id=str(folder / "backbone"), layer="1.mlp.fc2", kind="vision"),
+        tokens=TokensSpec(per_image=8),
+        clusters=ClustersSpec(top_k=120, min_cluster_size=8),
+        labels=LabelsSpec(scorer=None),
+    )
+    build(spec, images=folder / "pictures", out=folder / "atlas", work=folder / "work", quiet=True)
+    return folder
+
+
+def row(found):
+    (row,) = [row for row in found.rows if row.name.startswith("accuracy")]
+    return row
+
+
+def test_a_classifier_is_as_often_right_with_the_explicit_layer(classified, run):
+    found = evaluate(
+        str(classified / "atlas"),
+        images=classified / "pictures",
+        measures=["faithfulness"],
+        head=str(classified / "head"),
+    )
+    assert row(found).value == row(found).units
+    assert 0 < row(found).value < 1
+    code, out, err = run(
+        "evaluate", classified / "atlas", "--images", classified / "pictures", "--measures", "faithfulness",
+        "--head", classified / "head",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "accuracy of" in out
+
+
+def test_classes_are_folders(classified, tmp_path):
+    """Other names in the same order are the classes in their order; fewer cannot be told apart."""
+    by_name = evaluate(
+        str(classified / "atlas"),
+        images=classified / "pictures",
+        measures=["faithfulness"],
+        head=str(classified / "head"),
+    )
+    for name in PLACES:
+        (tmp_path / f"n0{name}").symlink_to(classified / "pictures" / name)
+    by_order = evaluate(
+        str(classified / "atlas"), images=tmp_path, measures=["faithfulness"], head=str(classified / "head")
+    )
+    assert row(by_order) == row(by_name)
+    (tmp_path / "n0park").unlink()
+    with pytest.raises(SpecError, match=r"knows no class 'n0beach'; put pictures into folders named after its 3"):
+        evaluate(str(classified / "atlas"), images=tmp_path, measures=["faithfulness"], head=str(classified / "head"))
+
+
+def test_a_linear_head_learns_what_can_be_told_apart():
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.randint(0, 4, (400,), generator=generator) * 2  # numbers that are left out stay impossible
+    features = torch.eye(8)[classes] * 3 + torch.randn(400, 8, generator=generator) * 0.3
+    head = linear_head(features[:200], classes[:200])
+    assert accuracy(head, [(features[200:], classes[200:])]) == 1
+    assert head(features[:3]).shape == (3, 7)
+    with pytest.raises(ValueError, match="at least three classes"):
+        linear_head(features, classes.clamp_max(1))

@@ -1,0 +1,61 @@
+"""Run where open_clip is installed, in an environment of its own: does our scorer give what open_clip gives?"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from checks import raised, register_missing_operators
+from PIL import Image
+
+NAME = "ViT-S-32-alt"  # the smallest there is whose tokenizer comes with the package
+
+
+def main():
+    register_missing_operators()
+    import open_clip
+
+    from elude_steer.errors import ModelError, SpecError
+    from elude_steer.models.dual_encoder import load_scorer
+
+    torch.manual_seed(0)
+    model, _, transform = open_clip.create_model_and_transforms(NAME)
+    model.eval()
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 255, (h, w, 3), dtype=np.uint8)) for h, w in ((40, 60), (60, 40))]
+    pictures += [pictures[0].convert("L"), pictures[1].convert("RGBA")]
+    words = ["dog", "a photo of a Cat", "犬", "word " * 100] + [f"thing {i}" for i in range(300)]
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        weights = Path(folder) / "weights.pt"
+        torch.save(model.state_dict(), weights)
+        scorer = load_scorer(NAME, library="open_clip", pretrained=str(weights))
+
+        by_hand = model.encode_image(torch.stack([transform(picture) for picture in pictures]), normalize=True)
+        torch.testing.assert_close(scorer.images(pictures), by_hand)
+        tokens = open_clip.get_tokenizer(NAME)(words)
+        torch.testing.assert_close(scorer.texts(words), model.encode_text(tokens, normalize=True), atol=1e-5, rtol=0)
+
+        half = load_scorer(NAME, library="open_clip", pretrained=str(weights), dtype="bfloat16")
+        assert half.images(pictures).dtype == torch.float32
+        torch.testing.assert_close(half.images(pictures), by_hand, atol=0.05, rtol=0)
+        assert half.texts(words[:3]).dtype == torch.float32
+
+        assert load_scorer(NAME, library="open_clip", pretrained=str(weights)).key == scorer.key != half.key
+        other = {name: tensor + 0.5 for name, tensor in model.state_dict().items()}
+        torch.save(other, weights)
+        assert load_scorer(NAME, library="open_clip", pretrained=str(weights)).key != scorer.key
+
+        torch.save({"logit_scale": other["logit_scale"]}, weights)
+        raised(ModelError, lambda: load_scorer(NAME, library="open_clip", pretrained=str(weights)))
+
+    text = raised(SpecError, lambda: load_scorer("ViT-SO400M-16-SigLIP2-384", library="open_clip"))
+    assert "until pretrained says which to take; give one of 'webli', or a file." in text, text
+    text = raised(SpecError, lambda: load_scorer("ViT-B-23", library="open_clip", pretrained="openai"))
+    assert "Did you mean 'ViT-B-32'?" in text, text
+    text = raised(SpecError, lambda: load_scorer("ViT-B-32", library="open_clip", pretrained="opneai"))
+    assert "has no weights 'opneai'; give one of 'openai'" in text and "Did you mean 'openai'?" in text, text
+    print(f"open_clip {open_clip.__version__}: OK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,546 @@
+import shutil
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from elude_steer.errors import EludeSteerWarning, ImageError, MissingPackageError, ModelError, SpecError
+from elude_steer.models import dual_encoder
+from elude_steer.models.dual_encoder import Embeddings, Scorer, load_scorer
+from elude_steer.utils import optional
+from tests.helpers.checks import run_in_own_environment
+
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
+SENTENCE = "a photo of dog cat Dog the beach bird on red ball"
+KNOWN = [*SPECIAL, *SENTENCE.split()]
+SIDE, PATCH = 28, 7
+
+
+def images(count=3, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = [(40, 30), (30, 40), (28, 28)]
+    return [Image.fromarray(rng.integers(0, 255, (*sizes[i % 3][::-1], 3), dtype=np.uint8)) for i in range(count)]
+
+
+def tokenizer(**options):
+    """Whole words as they are written, upper case and all, between two marks."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(KNOWN)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)])
+    marks = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **marks, **options)
+
+
+def text_settings(places, eos=3):
+    marks = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": eos}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return {**sizes, **marks, "vocab_size": len(KNOWN), "max_position_embeddings": places}
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SQUARE = {**VISION, "image_size": SIDE, "patch_size": PATCH}
+COLOURS = {"image_mean": [0.5] * 3, "image_std": [0.4] * 3}
+
+
+def siglip(places=24):
+    from transformers import SiglipConfig, SiglipModel
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    text = {**text_settings(places), "projection_size": 16}
+    processor = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE}, **COLOURS)
+    return SiglipModel(SiglipConfig(text_config=text, vision_config=SQUARE)), processor
+
+
+def siglip2():
+    from transformers import Siglip2Config, Siglip2Model
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    text = {**text_settings(80), "projection_size": 16}
+    config = Siglip2Config(text_config=text, vision_config={**VISION, "num_patches": 16, "patch_size": PATCH})
+    return Siglip2Model(config), Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=16, **COLOURS)
+
+
+def clip():
+    from transformers import CLIPConfig, CLIPModel
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    config = CLIPConfig(text_config=text_settings(12), vision_config=SQUARE, projection_dim=8)
+    crop = {"height": SIDE, "width": SIDE}
+    return CLIPModel(config), CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=crop, **COLOURS)
+
+
+def save(folder, made, seed=0):
+    torch.manual_seed(seed)
+    model, processor = made()
+    with torch.no_grad():  # fresh weights hardly tell inputs apart
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scorers")
+    return {made.__name__: save(root / made.__name__, made) for made in (siglip, siglip2, clip)}
+
+
+@pytest.fixture(scope="module")
+def loaded(folders):
+    return {name: load_scorer(str(folder)) for name, folder in folders.items()}
+
+
+def by_hand(folder):
+    from transformers import AutoImageProcessor, AutoModel
+
+    return AutoModel.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+
+def ids(texts, length):
+    """The tokens of texts, filled up to a length without the tokenizer's help."""
+    rows = [[2, *(KNOWN.index(word) if word in KNOWN else 1 for word in text.split()), 3] for text in texts]
+    rows = [row if len(row) <= length else [*row[: length - 1], 3] for row in rows]
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows])
+
+
+@pytest.mark.parametrize("name", ["siglip", "siglip2", "clip"])
+@torch.no_grad()
+def test_pictures_as_the_model_itself_sees_them(folders, loaded, name):
+    model, processor = by_hand(folders[name])
+    output = model.get_image_features(**processor(images=images(), return_tensors="pt"))
+    vectors = loaded[name].images(images())
+    torch.testing.assert_close(vectors, F.normalize(output.pooler_output, dim=-1))
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+    assert (vectors[0] - vectors[1:]).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["siglip", "siglip2", "clip"])
+def test_a_vector_depends_on_its_picture_alone(loaded, name):
+    together = loaded[name].images(images(5))
+    alone = torch.cat([loaded[name].images([image]) for image in images(5)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_any_mode_of_a_picture(loaded):
+    picture = images(1)[0]
+    for mode in ("L", "RGBA", "P", "1"):
+        odd = picture.convert(mode)
+        assert torch.equal(loaded["siglip"].images([odd]), loaded["siglip"].images([odd.convert("RGB")]))
+
+
+@torch.no_grad()
+def test_texts_of_siglip_are_lower_case_and_filled_up(folders, loaded, tmp_path):
+    model = by_hand(folders["siglip"])[0]
+
+    def features(**inputs):
+        return F.normalize(model.get_text_features(**inputs).pooler_output, dim=-1)
+
+    words = ["dog", "a photo of the Dog", "red Ball on BEACH", "dog " * 100]
+    vectors = loaded["siglip"].texts(words)
+    lower = ids([word.lower() for word in words], 24)
+    torch.testing.assert_close(vectors, features(input_ids=lower))
+    # Each of these would be wrong, and can be told from the right one.
+    assert (vectors - features(input_ids=ids(words, 24)))[1:3].abs().amax(1).min() > 1e-3
+    assert (vectors[0] - features(input_ids=ids(words[:1], 3))).abs().max() > 1e-3
+    assert (vectors - features(input_ids=lower, attention_mask=(lower != 0).long()))[0].abs().max() > 1e-3
+    assert (vectors[0] - features(input_ids=lower[:1].roll(24 - 3, 1))).abs().max() > 1e-3
+    # Whatever the tokenizer itself would do.
+    folder = shutil.copytree(folders["siglip"], tmp_path / "left")
+    tokenizer(padding_side="left", model_max_length=7).save_pretrained(folder)
+    assert torch.equal(load_scorer(str(folder)).texts(words), vectors)
+
+
+@torch.no_grad()
+def test_texts_of_siglip2_have_64_places(folders, loaded):
+    # transformers gives this model a tokenizer of its own class, which knows single letters of our words.
+    model = by_hand(folders["siglip2"])[0]
+    wanted = model.get_text_features(input_ids=ids(["a", "a"], 64)).pooler_output
+    torch.testing.assert_close(loaded["siglip2"].texts(["a", "A"]), F.normalize(wanted, dim=-1))
+
+
+@torch.no_grad()
+def test_the_shape_of_siglip2_on_the_hub(folders, tmp_path):
+    """Most SigLIP2 checkpoints are of class SiglipModel with the tokenizer of Gemma, which fills up on the left."""
+    from transformers import GemmaTokenizer
+
+    folder = shutil.copytree(folders["siglip"], tmp_path / "gemma")
+    known = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", "d", "o", "g", "do", "dog"]
+    words = {word: i for i, word in enumerate(known)}
+    merges = [("d", "o"), ("do", "g")]
+    GemmaTokenizer(vocab=words, merges=merges, add_bos_token=False, add_eos_token=True).save_pretrained(folder)
+    tokens = [words[token] for token in ("dog", "▁", "d", "<eos>")]
+    wanted = by_hand(folder)[0].get_text_features(input_ids=torch.tensor([tokens + [0] * 20])).pooler_output
+    torch.testing.assert_close(load_scorer(str(folder)).texts(["Dog D"]), F.normalize(wanted, dim=-1))
+
+
+@torch.no_grad()
+def test_texts_of_clip_are_as_written_and_cut_to_its_context(folders, loaded):
+    model = by_hand(folders["clip"])[0]
+    words = ["dog", "a photo of the Dog", "dog " * 100]
+    wanted = [model.get_text_features(input_ids=ids([word], 12)).pooler_output for word in words]
+    torch.testing.assert_close(loaded["clip"].texts(words), F.normalize(torch.cat(wanted), dim=-1))
+    different = loaded["clip"].texts(["Dog", "dog"])
+    assert (different[0] - different[1]).abs().max() > 0.01
+
+
+def test_texts_go_in_batches(loaded, monkeypatch):
+    sizes = []
+
+    def counted(words):
+        sizes.append(len(words))
+        return loaded["clip"].embed_texts(words)
+
+    words = ["dog", "a cat", "the red ball on the beach", "bird", "a"]
+    whole = loaded["clip"].texts(words)
+    monkeypatch.setattr(dual_encoder, "TEXTS", 2)
+    torch.testing.assert_close(replace(loaded["clip"], embed_texts=counted).texts(words), whole, atol=1e-6, rtol=0)
+    assert sizes == [2, 2, 1]
+
+
+def test_a_plain_tensor_is_taken_too(folders, monkeypatch):
+    from transformers import CLIPModel
+
+    scorer = load_scorer(str(folders["clip"]))
+    wanted = scorer.images(images())
+    method = CLIPModel.get_image_features
+    monkeypatch.setattr(CLIPModel, "get_image_features", lambda *args, **named: method(*args, **named).pooler_output)
+    assert torch.equal(scorer.images(images()), wanted)
+
+
+def test_other_numbers_of_the_weights(folders, loaded):
+    half = load_scorer(str(folders["siglip"]), dtype="bfloat16")
+    assert half.images(images()).dtype == torch.float32
+    torch.testing.assert_close(half.images(images()), loaded["siglip"].images(images()), atol=0.1, rtol=0)
+    assert half.key != loaded["siglip"].key
+    assert load_scorer(str(folders["siglip"]), dtype="auto").key == loaded["siglip"].key
+
+
+def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
+    def changed(name, change):
+        folder = shutil.copytree(folders["siglip"], tmp_path / name)
+        change(folder)
+        return load_scorer(str(folder)).key
+
+    def other_weight(folder):
+        weights = load_file(folder / "model.safetensors")
+        weights["logit_bias"] += 1
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def replaced(file, old, new):
+        def change(folder):
+            text = (folder / file).read_text(encoding="utf-8")
+            assert old in text
+            (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+
+        return change
+
+    assert changed("same", lambda folder: None) == loaded["siglip"].key
+    keys = {
+        loaded["siglip"].key,
+        changed("weights", other_weight),
+        changed("pictures", replaced("preprocessor_config.json", "0.4", "0.5")),
+        changed("texts", replaced("tokenizer.json", '"dog"', '"dig"')),
+        changed("config", replaced("config.json", "gelu_pytorch_tanh", "relu")),
+        loaded["siglip2"].key,
+        loaded["clip"].key,
+    }
+    assert len(keys) == 7
+    assert all(len(key) == 24 for key in keys)
+
+
+def test_a_home_folder(folders, loaded, monkeypatch):
+    monkeypatch.setenv("HOME", str(folders["clip"].parent))
+    scorer = load_scorer("~/clip")
+    assert scorer.id == "~/clip"
+    assert scorer.key == loaded["clip"].key
+
+
+def test_nothing_to_embed(loaded):
+    with pytest.raises(ImageError, match="there are no images to embed"):
+        loaded["clip"].images([])
+    with pytest.raises(SpecError, match="there are no words to embed"):
+        loaded["clip"].texts([])
+    with pytest.raises(ImageError, match="a Tensor cannot be embedded; give PIL images"):
+        loaded["clip"].images([torch.zeros(3, 8, 8)])
+
+
+def test_vectors_that_are_not_finite(loaded):
+    broken = replace(loaded["clip"], id="x", embed_images=lambda pictures: torch.full((1, 4), torch.inf))
+    with pytest.raises(ModelError, match="scorer 'x' gives vectors that are not finite; load it with dtype 'float32'"):
+        broken.images(images(1))
+
+
+def test_a_model_that_reads_no_words(tiny_llava):
+    text = "is a LlavaOnevisionModel without get_text_features: it cannot score .* use a SigLIP or CLIP model such as"
+    with pytest.raises(ModelError, match=text):
+        load_scorer(str(tiny_llava))
+
+
+def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
+    folder = shutil.copytree(folders["clip"], tmp_path / "clip")
+    weights = load_file(folder / "model.safetensors")
+    del weights["text_projection.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"does not load whole: 1 missing keys \(first: 'text_projection.weight'\)"):
+        load_scorer(str(folder))
+
+
+def test_what_old_checkpoints_have_too_many_is_no_fault(folders, loaded, tmp_path):
+    folder = shutil.copytree(folders["clip"], tmp_path / "clip")
+    weights = load_file(folder / "model.safetensors")
+    weights["text_model.embeddings.position_ids"] = torch.arange(12)[None]  # as openai/clip-vit-base-patch32 has it
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_scorer(str(folder)).key == loaded["clip"].key
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    with pytest.raises(ModelError, match="there is no folder '/no/such/folder' to load a model from"):
+        load_scorer("/no/such/folder")
+    with pytest.raises(ModelError, match=f"model '{tmp_path}' could not be loaded"):
+        load_scorer(str(tmp_path))
+    with pytest.raises(ModelError, match="device 'nowhere' cannot be used here"):
+        load_scorer("x", device="nowhere")
+    with pytest.raises(ModelError, match="dtype 'float31' is unknown"):
+        load_scorer("x", dtype="float31")
+
+
+def test_arguments_that_do_not_go_together():
+    with pytest.raises(SpecError, match="pretrained 'webli' is for open_clip; set library: open_clip, or leave it out"):
+        load_scorer("x", pretrained="webli")
+    with pytest.raises(SpecError, match="revision and trust_remote_code are for transformers; open_clip takes pretr"):
+        load_scorer("x", library="open_clip", revision="main")
+    text = r"library 'openclip' is unknown; use 'transformers' or 'open_clip'\. Did you mean 'open_clip'\?"
+    with pytest.raises(SpecError, match=text):
+        load_scorer("x", library="openclip")
+
+
+# open_clip itself needs an environment of its own: see the last test.
+
+
+@pytest.mark.skipif(optional.is_installed("open_clip"), reason="open_clip is installed")
+def test_open_clip_is_not_installed():
+    text = (
+        r"scorer 'ViT-B-32' needs .*'open_clip', which is not .*`pip install 'elude-steer\[openclip\]'`, or set library"
+    )
+    with pytest.raises(MissingPackageError, match=text):
+        load_scorer("ViT-B-32", library="open_clip", pretrained="openai")
+
+
+@pytest.mark.parametrize(
+    ("id", "pretrained", "text"),
+    [
+        ("ViT-B-23", None, r"open_clip knows no model 'ViT-B-23'; .* Did you mean 'ViT-B-32'\?"),
+        (
+            "ViT-B-32",
+            None,
+            r"random weights until pretrained says which to take; give one of 'openai', 'e31', or a file\.",
+        ),
+        ("ViT-B-32", "opneai", r"'ViT-B-32' has no weights 'opneai'; give one of .*\. Did you mean 'openai'\?"),
+        ("ViT-S-32", None, r"says which to take; give a file\."),
+    ],
+)
+def test_weights_that_open_clip_does_not_have(monkeypatch, id, pretrained, text):
+    tags = {"ViT-B-32": ["openai", "e31"], "ViT-S-32": []}
+    stub = SimpleNamespace(
+        list_models=lambda: list(tags),
+        list_pretrained_tags_by_model=tags.__getitem__,
+        get_pretrained_cfg=lambda model, tag: {"url": "x"} if tag in tags[model] else {},
+    )
+    monkeypatch.setattr(optional, "require", lambda *_: stub)
+    with pytest.raises(SpecError, match=text):
+        load_scorer(id, library="open_clip", pretrained=pretrained)
+
+
+# The cache. A scorer that counts is enough: its vectors are the mean colours.
+
+
+class Counting:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, pictures):
+        self.seen += pictures
+        return torch.tensor(np.array([np.asarray(picture).mean((0, 1)) for picture in pictures]))
+
+
+def counting(key="k"):
+    calls = Counting()
+    return Scorer("counting", key, calls, calls), calls
+
+
+def hashed(pictures):
+    return [(picture, f"{i:016d}".encode()) for i, picture in enumerate(pictures)]
+
+
+def test_each_picture_is_embedded_once(tmp_path):
+    scorer, calls = counting()
+    pictures = hashed(images(4))
+    wanted = scorer.images([picture for picture, _ in pictures])
+    calls.seen.clear()
+    cache = Embeddings(scorer, tmp_path)
+    twice = [pictures[0], pictures[1], pictures[0]]
+    assert torch.equal(cache.of(twice), wanted[[0, 1, 0]])
+    assert len(calls.seen) == 2
+    assert torch.equal(cache.of(pictures), wanted)
+    assert len(calls.seen) == 4
+    assert torch.equal(Embeddings(scorer, tmp_path).of(pictures[::-1]), wanted.flip(0))
+    assert len(calls.seen) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["images-k.sqlite"]
+
+
+def test_a_real_model_is_not_called_again(loaded, tmp_path):
+    calls = []
+    scorer = loaded["siglip"]
+    spied = replace(scorer, embed_images=lambda pictures: calls.append(len(pictures)) or scorer.embed_images(pictures))
+    first = Embeddings(spied, tmp_path).of(hashed(images(3)))
+    assert torch.equal(Embeddings(spied, tmp_path).of(hashed(images(3))), first)
+    assert calls == [1, 1, 1]  # one by one, so that no neighbour changes a bit
+    assert torch.equal(first, torch.cat([scorer.images([one]) for one in images(3)]))
+
+
+def test_another_scorer_has_another_cache(tmp_path):
+    first, _ = counting("one")
+    second, calls = counting("two")
+    Embeddings(first, tmp_path).of(hashed(images()))
+    Embeddings(second, tmp_path).of(hashed(images()))
+    assert len(calls.seen) == 3
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_it_lives_in_our_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
+    Embeddings(counting()[0]).of(hashed(images(1)))
+    assert (tmp_path / "cache" / "images-k.sqlite").is_file()
+
+
+def test_no_pictures(tmp_path):
+    with pytest.raises(ImageError, match="there are no images to embed"):
+        Embeddings(counting()[0], tmp_path).of([])
+
+
+def test_several_threads(tmp_path):
+    scorer, _ = counting()
+    pictures = hashed(images(24))
+    wanted = scorer.images([picture for picture, _ in pictures])
+    shared = Embeddings(scorer, tmp_path)
+
+    def work(number):
+        cache = shared if number % 2 else Embeddings(scorer, tmp_path)
+        order = np.random.default_rng(number).permutation(24)
+        return all(torch.equal(cache.of([pictures[i]])[0], wanted[i]) for i in order)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    with sqlite3.connect(shared.path) as base:
+        assert base.execute("SELECT count(*) FROM vectors").fetchone() == (24,)
+    base.close()
+
+
+def test_several_processes(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from tests.models.test_dual_encoder import counting, hashed, images, Embeddings
+cache = Embeddings(counting()[0], Path(sys.argv[1]))
+for start in range(0, 60, 2):
+    cache.of(hashed(images(60))[start : start + 4])
+"""
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    running = [subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in running:
+        assert process.communicate(timeout=120)[1] == ""
+        assert process.returncode == 0
+    scorer, calls = counting()
+    Embeddings(scorer, tmp_path).of(hashed(images(60)))
+    assert not calls.seen
+
+
+def check_goes_on(cache, calls, text):
+    """It warns once, and the vectors are right, again and again."""
+    wanted = cache.scorer.images(images())
+    calls.seen.clear()
+    with pytest.warns(EludeSteerWarning, match=text) as caught:
+        assert torch.equal(cache.of(hashed(images())), wanted)
+        assert torch.equal(cache.of(hashed(images())), wanted)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "content", [b"no data base at all, but long enough to be looked at" * 20, b"SQLite format 3\0junk" * 50]
+)
+def test_a_damaged_cache(tmp_path, content):
+    scorer, calls = counting()
+    (tmp_path / "images-k.sqlite").write_bytes(content)
+    text = (
+        r"the cache '.*images-k.sqlite' cannot be read \(.*\); pictures are embedded without it\. If it is damaged, del"
+    )
+    check_goes_on(Embeddings(scorer, tmp_path), calls, text)
+    assert len(calls.seen) == 6
+    assert (tmp_path / "images-k.sqlite").read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    scorer, calls = counting()
+    (tmp_path / "file").write_text("")
+    check_goes_on(Embeddings(scorer, tmp_path / "file" / "cache"), calls, r"cannot be read \(.*Not a directory")
+
+
+def test_a_cache_that_cannot_be_written_is_still_read(tmp_path, monkeypatch):
+    scorer, calls = counting()
+    Embeddings(scorer, tmp_path).of(hashed(images())[:2])
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(f"file:{path}?mode=ro", timeout, uri=True))
+    check_goes_on(Embeddings(scorer, tmp_path), calls, r"cannot be written \(attempt to write a readonly database\)")
+    assert len(calls.seen) == 2  # the third picture, each time
+
+
+def test_a_cache_that_somebody_keeps_locked(tmp_path, monkeypatch):
+    scorer, calls = counting()
+    Embeddings(scorer, tmp_path).of(hashed(images())[:2])
+    connect = sqlite3.connect
+    holder = connect(tmp_path / "images-k.sqlite")
+    holder.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, 0.05))
+    check_goes_on(Embeddings(scorer, tmp_path), calls, r"cannot be read \(database is locked\)")
+    holder.close()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda v: v[:-4], lambda v: v[:-1] + b"\xff", lambda v: b"", lambda v: b"\0" * len(v)]
+)
+def test_a_damaged_row_is_made_again(tmp_path, change):
+    scorer, calls = counting()
+    cache = Embeddings(scorer, tmp_path)
+    wanted = cache.of(hashed(images()))
+    with sqlite3.connect(cache.path) as base:
+        row = base.execute("SELECT hash, vector FROM vectors LIMIT 1").fetchone()
+        base.execute("UPDATE vectors SET vector = ? WHERE hash = ?", (change(row[1]), row[0]))
+    base.close()
+    calls.seen.clear()
+    assert torch.equal(cache.of(hashed(images())), wanted)
+    assert torch.equal(cache.of(hashed(images())), wanted)
+    assert len(calls.seen) == 1
+
+
+@pytest.mark.slow
+def test_open_clip_in_an_environment_of_its_own():
+    run_in_own_environment("openclip_check.py", "openclip")

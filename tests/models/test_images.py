@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from elude_steer.errors import ImageError, MissingPackageError
+from elude_steer.models.images import image_set, read_image
+from tests.helpers.tiny import save_pictures
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_pictures(tmp_path / "set", 7)
+
+
+def ids(images):
+    return [item.id for item in images.items()]
+
+
+def test_a_folder_is_searched_to_its_depths_and_sorted(folder):
+    (folder / "notes.txt").write_text("no picture")
+    (folder / ".hidden.png").write_bytes(b"")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x.png").write_bytes(b"")
+    (folder / "LOUD.PNG").write_bytes((folder / "picture-0001.png").read_bytes())
+    found = ids(image_set(folder))
+    assert found == sorted(found)
+    assert len(found) == 8
+    assert "sub/picture-0000.png" in found
+    assert "LOUD.PNG" in found
+
+
+def test_a_list_and_a_text_file_name_the_same_pictures_in_any_order(folder):
+    paths = sorted(folder.rglob("*.png"))
+    assert ids(image_set(paths)) == ids(image_set(paths[::-1]))
+    text = folder / "list.txt"
+    text.write_text("# two\n\nsub/picture-0005.png\npicture-0001.png\n")
+    assert ids(image_set(text)) == ["picture-0001.png", "sub/picture-0005.png"]
+    image, _ = next(image_set(str(text)).items()).read()
+    assert image.size == (56, 28)
+
+
+def test_pictures_in_memory_and_streams(folder):
+    pictures = [Image.open(path) for path in sorted(folder.rglob("*.png"))]
+    images = image_set(pictures)
+    assert images.length == 7
+    assert image_set([(picture, 3) for picture in pictures]).fingerprint == images.fingerprint
+    assert image_set(pictures[::-1]).fingerprint != images.fingerprint
+    stream = image_set(iter(pictures))
+    assert (stream.length, stream.fingerprint) == (None, None)
+    assert [item.read()[1] for item in stream.items()] == [item.read()[1] for item in images.items()]
+    batch = image_set(torch.rand(4, 3, 8, 8))
+    assert batch.length == 4
+    assert len({item.read()[1] for item in batch.items()}) == 4
+    assert image_set(np.zeros((4, 3, 8, 8))).length == 4
+
+
+def test_the_hash_is_of_the_content(folder, tmp_path):
+    original = folder / "picture-0001.png"
+    copy = tmp_path / "other name.png"
+    copy.write_bytes(original.read_bytes())
+    assert read_image(original)[1] == read_image(copy)[1]
+    assert read_image(original)[1] != read_image(folder / "picture-0002.png")[1]
+
+
+def test_the_fingerprint_sees_changed_files(folder):
+    before = image_set(folder).fingerprint
+    assert image_set(folder).fingerprint == before
+    (folder / "picture-0001.png").write_bytes((folder / "picture-0002.png").read_bytes())
+    assert image_set(folder).fingerprint != before
+    assert image_set(folder, limit=1).fingerprint != image_set(folder, limit=2).fingerprint
+
+
+def test_pictures_stand_upright_and_are_rgb(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.new("L", (20, 10), 200).save(tmp_path / "x.jpg", exif=exif)
+    image, _ = read_image(tmp_path / "x.jpg")
+    assert (image.size, image.mode) == ((10, 20), "RGB")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: p / "nowhere", r"no folder or file '.*nowhere' to take images from"),
+        (lambda p: p, r"holds no images \(looked for \.bmp .*\.png"),
+        (lambda p: _write(p / "empty.txt", b"\n# nothing\n"), "lists no images; write one path a line"),
+        (lambda p: _write(p / "data.bin", b"\xff\xfe\x00\x80"), "neither an image nor a text file"),
+        (lambda p: [], "the list of images is empty"),
+        (lambda p: 5, "images cannot be taken from a int; give a folder, paths or pictures"),
+    ],
+)
+def test_errors(tmp_path, make, text):
+    with pytest.raises(ImageError, match=text):
+        image_set(make(tmp_path))
+
+
+def _write(path, data):
+    path.write_bytes(data)
+    return path
+
+
+def test_a_missing_datasets_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(MissingPackageError, match=r"images.source 'hf:x' needs .* `pip install 'elude-steer\[data\]'`"):
+        image_set("hf:x")
+
+
+def test_sixteen_bits_keep_their_shades(tmp_path):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    shades = np.asarray(read_image(tmp_path / "x.png")[0])[..., 0]
+    assert len(np.unique(shades)) > 50
+    assert shades.max() == 255
+
+
+def test_odd_things_in_a_folder(folder, tmp_path):
+    import os
+
+    os.mkfifo(folder / "pipe.png")  # would be waited for
+    (folder / "loop").symlink_to(folder)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "o.png").write_bytes((folder / "picture-0001.png").read_bytes())
+    (folder / "linked").symlink_to(outside)
+    (folder / os.fsdecode(b"bad\xff.png")).write_bytes((folder / "picture-0002.png").read_bytes())
+    found = ids(image_set(folder))
+    assert "linked/o.png" in found
+    assert "bad\\xff.png" in found
+    assert len(found) == 9
+
+
+def test_what_is_no_picture_says_so():
+    from torch.utils.data import DataLoader
+
+    with pytest.raises(ImageError, match=r"a DataLoader gives batches; .* images=loader\.dataset"):
+        image_set(DataLoader([torch.zeros(3)]))
+    with pytest.raises(ImageError, match="the path to the images is empty"):
+        image_set("")
+    item = next(image_set([{"image": 1}]).items())
+    with pytest.raises(ImageError, match="a dict where a PIL image, an array or a tensor was expected"):
+        item.read()

@@ -1,0 +1,171 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from elude_steer.errors import AtlasError
+from elude_steer.models.vlm import PatchGrid
+from elude_steer.steering.plan import Concept, Plan
+from elude_steer.steering.result import SteeredCaption, compared, mapped, remarks
+from elude_steer.steering.settings import Settings
+from elude_steer.steering.steerer import Steerer
+from elude_steer.toyland import scenes
+from tests.helpers.markup import Reader, pictures
+
+EVIL = "<script>alert('1')</script> & \"dog\""
+GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in range(2) for c in range(2)]]), (2, 2))
+
+
+@pytest.fixture(scope="module")
+def steered():
+    """A real result: toyland without a thing that is there, and with another one."""
+    scene = next(scene for scene in scenes(seed=5, n=50) if len(scene.things) == 2)
+    steerer = Steerer.load("toyland")
+    plan = steerer.plan(minus=[scene.objects[0]], plus=["boat"], mode="place")
+    return steerer.explain(scene.image, plan, notes=["a note."])
+
+
+def result_of(baseline, caption, words=("dog",), **more):
+    maps = {word: (np.array([[0.0, 0.5, 0.2, 0.0]]), np.array([[False, True, False, False]])) for word in words}
+    plan = Plan(tuple(Concept(word, "minus", Settings(), ()) for word in words))
+    return SteeredCaption(baseline, caption, plan, maps, GRID, Image.new("RGB", (40, 20), "green"), **more)
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone", "new"),
+    [
+        ("a dog.", "a dog.", (), ()),
+        ("A dog, a cat", "a (cat) and a dog!", (), ()),
+        ("a dog on a road", "a cat on a road", ("dog",), ("cat",)),
+        ("dog dog dog", "cat", ("dog",), ("cat",)),
+        ("a dog", "", ("dog",), ()),
+        ("", "Cats", (), ("cats",)),
+        ("a dog - here", "dog", (), ()),  # neither punctuation nor words like "here"
+        ("a t-shirt", "a shirt", ("t-shirt",), ("shirt",)),
+        ("a man's dog", "a man", ("man's", "dog"), ("man",)),
+    ],
+)
+def test_words_that_are_gone_and_new(before, after, gone, new):
+    result = result_of(before, after)
+    assert (result.gone, result.new) == (gone, new)
+    assert {word.strip(".,!()").lower() for _, word in Reader(compared(result)).marks} == {*gone, *new}
+
+
+def test_each_word_is_marked_where_it_stands():
+    read = Reader(compared(result_of("A Dog, a cat and a dog.", "a bird, a cat.")))
+    assert read.marks == [("del", "Dog,"), ("del", "dog."), ("ins", "bird,")]
+    assert read.text == "baseline A Dog, a cat and a dog. steered a bird, a cat."
+
+
+# Terminal
+
+
+def test_a_terminal_shows_captions_plan_and_notes(steered):
+    lines = repr(steered).splitlines()
+    assert lines[0] == f"baseline  {steered.baseline}"
+    assert lines[1] == f"steered   {steered.caption}"
+    assert [line[10:] for line in lines[2:-1]] == str(steered.plan).splitlines()
+    assert lines[-1] == "note      a note."
+    assert str(steered) == steered.caption
+
+
+def test_captions_of_several_lines_or_none_stay_in_their_column():
+    result = replace(result_of("one\ntwo", ""), plan=Plan())
+    assert repr(result).splitlines() == [
+        "baseline  one",
+        "          two",
+        "steered   ",
+        "          nothing is changed",
+    ]
+
+
+# Notebooks
+
+
+def test_a_notebook_shows_both_captions_and_a_map_for_each_word(steered):
+    page = steered._repr_html_()
+    read = Reader(page)
+    minus, plus = steered.maps
+    for part in (steered.baseline, steered.caption, f"-{minus}", f"+{plus}", "a note.", "what was done", "fires up to"):
+        assert part in read.text
+    assert [word for tag, word in read.marks if tag == "del"] == [w for w in steered.baseline.split() if w == minus]
+    assert len(pictures(page)) == 2
+    assert len(page) < 200_000
+
+
+def test_maps_are_as_large_as_they_are_shown():
+    result = result_of("a dog", "a cat")
+    (shown,) = pictures(result._repr_html_())
+    assert shown.size == (200, 100)
+    assert np.array_equal(np.asarray(shown), np.asarray(result.heatmap("dog", side=200)))
+    dense = mapped(result, side=160, density=2)
+    assert pictures(dense)[0].size == (320, 160)
+    assert "width:160px" in dense
+    assert "fires up to 50%" in Reader(dense).text
+
+
+def test_it_runs_and_fetches_nothing_and_sets_no_colour_of_text(steered):
+    page = steered._repr_html_()
+    read = Reader(page)
+    assert not {"script", "style", "link", "iframe"} & set(read.tags)
+    assert {name for _, name, _ in read.attributes} == {"style", "alt", "src"}
+    assert all(value.startswith("data:image/png;base64,") for _, name, value in read.attributes if name == "src")
+    styles = ";".join(value for _, name, value in read.attributes if name == "style")
+    assert not re.search(r"(?:^|;)\s*color:|#[0-9a-f]{3}", styles)  # the notebook's own, light or dark
+    assert "url(" not in styles
+
+
+def test_everything_is_escaped():
+    evil = result_of(EVIL, f"{EVIL} new", words=(EVIL,), notes=(EVIL,))
+    page = evil._repr_html_()
+    read = Reader(page)
+    assert "<script" not in page
+    assert "script" not in read.tags
+    assert {name for _, name, _ in read.attributes} == {"style", "alt", "src"}  # no quote let one more in
+    assert ("img", "alt", f"where {EVIL} fires") in read.attributes
+    assert read.text.count("<script>alert('1')</script>") == 5  # two captions, a map, a note, the plan
+
+
+def test_without_words_there_are_no_maps():
+    page = replace(result_of("a dog", "a dog", words=()), plan=Plan())._repr_html_()
+    assert pictures(page) == []
+    assert "nothing is changed" in Reader(page).text
+
+
+# The rest
+
+
+def test_a_map_of_another_word_is_refused():
+    with pytest.raises(AtlasError, match="there is no map of 'cat'; there is one of 'dog'"):
+        result_of("a dog", "a dog").heatmap("cat")
+    with pytest.raises(AtlasError, match="there is one of none"):
+        result_of("a dog", "a dog", words=()).heatmap("cat")
+
+
+def test_plain_values_are_plain(steered):
+    import json
+
+    told = json.loads(json.dumps(steered.to_dict()))
+    assert told["gone"] == list(steered.gone)
+    assert set(told["maps"]) == set(steered.maps)
+
+
+@pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"gains \(beta, gamma\)\.$")])
+def test_who_sees_no_change_is_told_what_to_try(mode, cure):
+    plan = Plan((Concept("dog", "minus", Settings(mode=mode), ()),))
+    (told,) = remarks("a dog", "a dog", plan, {})
+    assert told.startswith("the caption did not change; try more")
+    assert re.search(cure, told)
+    assert remarks("a dog", "a cat", plan, {}) == []
+
+
+def test_what_is_not_there_cannot_go():
+    plan = Plan((Concept("dog", "minus", Settings(), ()),))
+    (told,) = remarks("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
+    assert told == "'dog' hardly fires in this picture: there may be nothing of it to take away."
+    assert remarks("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]

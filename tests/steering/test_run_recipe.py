@@ -1,0 +1,177 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from elude_steer.errors import EludeSteerError, ImageError, SpecError
+from elude_steer.recipe_files import load_recipe
+from elude_steer.specs import ExpectSpec, Recipe, SteeringSpec, StepSpec
+from elude_steer.steering.run_recipe import Ran, missing, run_recipe, settings_of, table, words
+
+DOG = "demos/images/toyland-dog.png"
+
+
+def step(gone=(), new=(), **more):
+    return StepSpec(expect=ExpectSpec(tuple(gone), tuple(new)), **more)
+
+
+def ran(title_words, caption, baseline="a dog"):
+    return Ran(StepSpec(minus=tuple(title_words)), SimpleNamespace(baseline=baseline, caption=caption), ())
+
+
+# What was expected
+
+
+@pytest.mark.parametrize(
+    ("gone", "new", "caption", "told"),
+    [
+        ([], [], "anything at all", ()),
+        (["dog"], [], "a man on a bike", ()),
+        (["dog"], [], "a dog on a bike", ("'dog' is still there",)),
+        (["dog"], [], "A Dog.", ("'dog' is still there",)),
+        (["Dog"], [], 'so it says "dog"!', ("'Dog' is still there",)),
+        (["dog"], [], "dogs, hotdogs and a dog-shaped cloud", ()),
+        (["dog"], [], "the dog's bowl", ("'dog' is still there",)),
+        (["dog", "cat"], [], "a cat; a dog", ("'dog' is still there", "'cat' is still there")),
+        ([], ["rider", "man"], "a man.", ()),
+        ([], ["rider", "man"], "a woman", ("none of 'rider', 'man' came",)),
+        ([], ["dog-shaped"], "a dog-shaped balloon", ()),
+        ([], ["clean wall"], "a train before a clean wall", ()),
+        (["clean wall"], [], "a clean wall, a train", ("'clean wall' is still there",)),
+        ([], ["clean wall"], "a wall that is clean", ("'clean wall' did not come",)),
+        (["dog"], ["man"], "a dog", ("'dog' is still there", "'man' did not come")),
+        (["a.c"], [], "abc", ()),
+        (["dog"], ["man"], "", ("'man' did not come",)),
+    ],
+)
+def test_what_of_the_expected_did_not_happen(gone, new, caption, told):
+    assert missing(step(gone, new), caption) == told
+
+
+# Steps
+
+
+def test_a_step_in_short():
+    assert words(StepSpec(minus=("dog", "hot dog"), plus=("biker",))) == "-dog -hot dog +biker"
+    assert words(StepSpec()) == "no edit"
+
+
+def test_only_the_settings_that_a_step_gives_are_passed_on():
+    assert settings_of(StepSpec()) == {}
+    given = SteeringSpec(mode="scale", gamma=0.0, nu="all", kappa=3)
+    assert settings_of(StepSpec(settings=given)) == {"mode": "scale", "gamma": 0.0, "nu": "all", "kappa": 3}
+
+
+def test_the_table_is_as_in_the_papers_figures():
+    rows = [ran(["dog"], "a bike"), ran(["motorcycle"], "a dog on a road")]
+    assert table(rows).splitlines() == [
+        "baseline     a dog",
+        "-dog         a bike",
+        "-motorcycle  a dog on a road",
+    ]
+    assert table([]).strip() == "baseline"
+
+
+# Running
+
+
+class Echo:
+    """Remembers how it was asked, and says so."""
+
+    def __init__(self):
+        self.asked, self.planned = [], []
+
+    def plan(self, **call):
+        self.planned.append(call)
+        return len(self.planned)
+
+    def explain_all(self, image, plans, **call):
+        self.asked.append((image, plans, call))
+        captions = [f"caption {number} with a man" for number in plans]
+        return [SimpleNamespace(baseline="a dog", caption=caption, to_dict=dict) for caption in captions]
+
+
+def test_every_step_is_an_edit_of_the_same_picture(tmp_path):
+    path = tmp_path / "own.png"
+    Image.new("RGB", (7, 5)).save(path)
+    steps = (
+        StepSpec(minus=("dog",), settings=SteeringSpec(gamma=-3.0), expect=ExpectSpec(("man",))),
+        StepSpec(plus=("cat",), where=(1.0, 2.0, 3.0, 4.0)),
+    )
+    recipe = Recipe("mine", "toyland", steps, str(path), "What is it?", 9)
+    steerer = Echo()
+    first, second = run_recipe(recipe, steerer)
+    assert [(one.title, one.missing) for one in (first, second)] == [("-dog", ("'man' is still there",)), ("+cat", ())]
+    ((image, plans, call),) = steerer.asked  # the tower runs once for all steps
+    assert image.size == (7, 5)
+    assert plans == [1, 2]
+    assert call == {"prompt": "What is it?", "max_new_tokens": 9}
+    first_call, other = steerer.planned
+    assert first_call == {"minus": ("dog",), "plus": (), "where": None, "gamma": -3.0}
+    assert other["where"] == (1.0, 2.0, 3.0, 4.0)
+    assert "gamma" not in other
+    assert first.to_dict()["step"]["minus"] == ("dog",)
+
+
+def test_a_given_picture_comes_before_the_recipes_own():
+    recipe = Recipe("mine", "toyland", (StepSpec(minus=("dog",)),), "/nowhere.png")
+    steerer = Echo()
+    run_recipe(recipe, steerer, Image.new("RGB", (3, 2)))
+    assert steerer.asked[0][0].size == (3, 2)
+    with pytest.raises(ImageError, match=r"'/nowhere.png' cannot be read"):
+        run_recipe(recipe, steerer)
+
+
+def test_a_recipe_without_a_picture_says_how_to_give_one():
+    recipe = Recipe("llava-dog", "toyland", (StepSpec(minus=("dog",)),))
+    with pytest.raises(SpecError, match="leaves the picture to you: `elude-steer run llava-dog --image FILE`"):
+        run_recipe(recipe, Echo())
+
+
+# Masks
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """A recipe with a mask beside it, and the mask."""
+    mask = np.zeros((96, 96), bool)
+    mask[5:50, 10:60] = True
+    Image.fromarray(mask).save(tmp_path / "mark.png")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\natlas: toyland\nsteps:\n"
+        "  - {minus: [dog], plus: [biker], mask: mark.png}\n  - {minus: [dog], plus: [biker], where: [10, 5, 60, 50]}\n"
+    )
+    return path, mask
+
+
+def test_a_mask_of_a_recipe_is_the_mask_of_a_call(steerer, masked):
+    path, mask = masked
+    by_file, by_box = run_recipe(load_recipe(path), steerer, DOG)
+    by_hand = steerer.steer(DOG, minus=["dog"], plus=["biker"], where=mask)
+    assert by_file.result.plan == by_hand.plan
+    assert by_file.result.caption == by_hand.caption
+    assert by_file.to_dict()["step"]["mask"] == str(path.parent / "mark.png")
+    # A mask of a box says the same as the box.
+    assert by_box.result.caption == by_file.result.caption
+    for word, (_, touched) in by_file.result.maps.items():
+        assert np.array_equal(touched, by_box.result.maps[word][1])
+
+
+def test_a_mask_that_is_none_is_refused(steerer, masked):
+    path, _ = masked
+    mark = path.parent / "mark.png"
+    Image.new("1", (9, 9)).save(mark)
+    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white"):
+        run_recipe(load_recipe(path), steerer, DOG)
+    mark.write_text("no picture")
+    with pytest.raises(ImageError, match=r"mark\.png' cannot be read as an image"):
+        run_recipe(load_recipe(path), steerer, DOG)
+
+
+def test_a_mask_that_is_missing_is_named(steerer, masked):
+    path, _ = masked
+    (path.parent / "mark.png").unlink()
+    with pytest.raises(EludeSteerError, match=r"mark\.png"):
+        run_recipe(load_recipe(path), steerer, DOG)

@@ -1,0 +1,73 @@
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from elude_steer.errors import StorageError
+from elude_steer.utils.files import home, new_folder, remove_leftovers, write_file
+
+
+def test_a_file_appears_only_whole(tmp_path):
+    def half(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "a", half)
+    assert list(tmp_path.iterdir()) == []
+    write_file(tmp_path / "deep" / "a", lambda file: file.write(b"whole"))
+    assert (tmp_path / "deep" / "a").read_bytes() == b"whole"
+
+
+def test_a_failed_rewrite_keeps_the_old_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError):
+        write_file(tmp_path / "a", lambda file: 1 / 0)
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_failed_folder_keeps_the_old_one(tmp_path):
+    target = tmp_path / "atlas"
+    with new_folder(target) as folder:
+        (folder / "x").write_text("old")
+    with pytest.raises(ZeroDivisionError), new_folder(target) as folder:
+        (folder / "x").write_text("new")
+        _ = 1 / 0
+    assert (target / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
+    with new_folder(target) as folder:
+        (folder / "x").write_text("new")
+    assert (target / "x").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
+
+
+def test_leftovers_of_dead_processes_go_and_of_living_stay(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"a.tmp-{dead.pid}", f"b.tmp-{dead.pid}-123", f"c.tmp-{os.getpid()}", "d"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"c.tmp-{os.getpid()}", "d"]
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    # A limit on file sizes fails a write half way as a full disk does.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(
+            StorageError, match=r"no room left while writing '.*big' \(\d+ MB free\); free some and run"
+        ):
+            write_file(tmp_path / "big", lambda file: file.write(b"x" * 100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_home_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
+    assert home() == tmp_path
+    monkeypatch.delenv("ELUDE_STEER_HOME")
+    assert home().is_absolute()

@@ -1,0 +1,120 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from elude_steer.errors import EludeSteerError, ProcessError, SpecError
+from elude_steer.utils.parallel import Team, launch, team
+
+
+def test_every_piece_is_done_once_by_the_right_process():
+    done = []
+    lock = threading.Lock()
+
+    def work(piece):
+        with lock:
+            done.append(piece)
+
+    for rank in range(3):
+        # world of one, so that no barrier is waited at; the share is what is tested
+        crew = Team(rank, 3, threads=2)
+        object.__setattr__(crew, "barrier", lambda: None)
+        crew.each(range(10), work)
+    assert sorted(done) == list(range(10))
+
+
+def test_a_stream_is_never_read_far_ahead():
+    taken, gate = [], threading.Event()
+
+    def stream():
+        for i in range(100):
+            taken.append(i)
+            yield i
+
+    def work(piece):
+        gate.wait(5)
+
+    thread = threading.Thread(target=lambda: Team(threads=2).each(stream(), work))
+    thread.start()
+    time.sleep(0.2)
+    assert len(taken) <= 4
+    gate.set()
+    thread.join()
+    assert len(taken) == 100
+
+
+def test_the_first_error_stops_the_rest():
+    crew, done = Team(threads=2), []
+
+    def work(piece):
+        if piece == 3:
+            raise ValueError("piece 3")
+        time.sleep(0.01)
+        done.append(piece)
+
+    with pytest.raises(ValueError, match="piece 3"):
+        crew.each(range(1000), work)
+    assert len(done) < 20
+    assert crew.stopped.is_set()
+
+
+def test_torch_computes_with_one_thread_inside_and_as_before_after():
+    before = torch.get_num_threads()
+    with team(threads=2) as crew:
+        assert torch.get_num_threads() == 1
+        assert (crew.rank, crew.world, crew.threads) == (0, 1, 2)
+    assert torch.get_num_threads() == before
+
+
+def test_fewer_processes_than_asked_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with (
+        pytest.raises(ProcessError, match="2 processes were asked for and 1 came up; start them with `torchrun"),
+        team(processes=2),
+    ):
+        pass
+
+
+def test_launch_tells_the_error_of_a_process_once(capfd):
+    with pytest.raises(EludeSteerError, match="'nowhere' is neither a file nor a shipped recipe"):
+        launch(2, ["recipes", "show", "nowhere"])
+    assert capfd.readouterr().err == ""
+    launch(2, ["recipes", "list"])
+    with pytest.raises(SpecError, match="processes is 0; it is at least 1"):
+        launch(0, [])
+
+
+def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
+    # `env` in place of a build that takes a while: the processes are stopped as they start.
+    code = (
+        "import subprocess, sys, os, signal, threading, time\n"
+        "from elude_steer.utils import parallel as workers\n"
+        "real = subprocess.Popen\n"
+        "def popen(command, **k):\n"
+        "    k['env']['WHO'] = k['env']['RANK']\n"
+        "    return real([sys.executable, '-c', 'import os, time, signal;'\n"
+        '        \'os.kill(os.getpid(), signal.SIGKILL) if os.environ["WHO"] == "1" else time.sleep(60)\'], **k)\n'
+        "workers.subprocess.Popen = popen\n"
+        "try:\n"
+        "    workers.launch(2, [])\n"
+        "except workers.ProcessError as error:\n"
+        "    print(error)\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "process 2 of 2 was ended by SIGKILL; the others were stopped too." in done.stdout
+    assert time.monotonic() - start < 50
+
+
+def test_a_process_whose_starter_is_gone_stops(monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid() + 1))
+    with pytest.raises(ProcessError, match="the process that started this one is gone"):
+        Team().each(range(3), lambda piece: None)
+    monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid()))
+    Team().each(range(3), lambda piece: None)
+    assert signal.SIGKILL == 9
