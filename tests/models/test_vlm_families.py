@@ -28,11 +28,10 @@ from elude_steer.specs import (
     SplitSpec,
     TokensSpec,
 )
-from elude_steer.steering.applier import Where
 from elude_steer.steering.export import export
 from elude_steer.steering.intervention import edited_once
 from elude_steer.steering.plan import Plan
-from elude_steer.steering.steerer import Steerer
+from elude_steer.steering.steerer import Steerer, Where
 from tests.helpers.tiny import FAMILIES, save_family
 
 # PaliGemma's processor makes an array of a tensor in an old way.
