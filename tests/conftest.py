@@ -14,7 +14,7 @@ from elude_steer import toyland
 from elude_steer.cli.group import main
 from elude_steer.models.vlm import Vlm
 from elude_steer.steering.steerer import Steerer
-from tests.helpers.tiny import save_llava, save_pictures
+from tests.helpers.tiny import save_images, save_llava
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 METHODS = ("forward", "generate")
@@ -84,9 +84,9 @@ def tiny_llava(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
+def image_folder(tmp_path_factory):
     """A folder of 40 pictures in four shapes."""
-    return save_pictures(tmp_path_factory.mktemp("pictures"), 40)
+    return save_images(tmp_path_factory.mktemp("pictures"), 40)
 
 
 @pytest.fixture(scope="session")

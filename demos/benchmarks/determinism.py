@@ -24,7 +24,7 @@ from elude_steer.atlas.build import tokens
 from elude_steer.method.fast_hdbscan import WHOLE
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
-from tests.helpers.tiny import save_llava, save_pictures
+from tests.helpers.tiny import save_images, save_llava
 
 
 def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
@@ -36,7 +36,7 @@ def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
         clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10, backend=backend),
         split=SplitSpec(winner_rule="gap"),
     )
-    return spec, save_pictures(folder / "pictures", 400)
+    return spec, save_images(folder / "pictures", 400)
 
 
 def agreement(one: es.Atlas, other: es.Atlas) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from elude_steer.cli.steer import hide_loading_bars
 from elude_steer.method.clip_dissect import Dissection, dissect
 from elude_steer.method.clustering import cluster
 from elude_steer.method.contributions import contributions
-from elude_steer.utils.parallel import team
+from elude_steer.utils.parallel import worker_group
 from elude_steer.utils.plotting import curves
 
 IMAGES, INSTANCES, SUB_UNITS, WORDS = 250, 1000, 4000, 4000  # of the smallest size; words are always as many
@@ -126,7 +126,7 @@ def slope(times: Sequence[int], seconds: Sequence[float]) -> float:
 def measured(times: int) -> dict[str, Any]:
     """Seconds of everything at one size, and the peak of the build."""
     hide_loading_bars()
-    with tempfile.TemporaryDirectory() as name, team(None, 1):
+    with tempfile.TemporaryDirectory() as name, worker_group(None, 1):
         stages, peak, store = built(IMAGES * times, Path(name))
         layer = es.Vlm.load("toyland/captioner").layer
         weight, bias = layer.weight.detach(), layer.bias.detach()

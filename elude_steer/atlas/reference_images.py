@@ -12,7 +12,7 @@ from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.errors import EludeSteerError
 from elude_steer.models.images import Item, image_set, open_image
 from elude_steer.models.vlm import Vlm
-from elude_steer.utils.plotting import fitted
+from elude_steer.utils.plotting import fit_within
 
 _FRAME = (255, 214, 64)
 
@@ -69,7 +69,7 @@ class Specimens:
             return {}
 
     def _marked(self, picture: Image.Image, size: tuple[int, int], tile: int, token: int, side: int) -> Image.Image:
-        shown = fitted(picture, side)
+        shown = fit_within(picture, side)
         boxes, patch = self.vlm.grid(size).boxes, token - self.vlm.layout.before
         if tile < len(boxes) and 0 <= patch < boxes.shape[1]:
             left, top, right, bottom = boxes[tile, patch] * ([shown.width, shown.height] * 2)

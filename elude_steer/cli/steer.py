@@ -226,9 +226,9 @@ def _save_maps(result: Any, path: Path) -> None:
     from PIL import Image
 
     from elude_steer.utils.files import write_file
-    from elude_steer.utils.plotting import titled
+    from elude_steer.utils.plotting import add_title
 
-    maps = [titled(result.heatmap(word), word) for word in result.maps]
+    maps = [add_title(result.heatmap(word), word) for word in result.maps]
     if not maps:
         return
     sheet = Image.new("RGB", (sum(one.width for one in maps), max(one.height for one in maps)), "white")

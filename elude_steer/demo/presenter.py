@@ -35,7 +35,7 @@ from elude_steer.models.vlm import PROMPT, telling
 from elude_steer.steering.result import SteeredCaption
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
-from elude_steer.utils.plotting import data_uri, fitted
+from elude_steer.utils.plotting import data_uri, fit_within
 
 T = TypeVar("T")
 TUNABLE = ("mode", "kappa", "nu", "fit", "gamma", "alpha", "beta", "reach", "fill")
@@ -190,13 +190,13 @@ class Page:
         shares = [value / side for value, side in zip(box, sides, strict=bool(box))]
         # Counted, so that the same picture chosen once more is told from the one that stands there.
         fresh = {"fresh": next(self._fresh), "box": shares, "example": example}
-        return {"views": [_view("picture", fitted(image, SHOWN))], "chosen": 0, **fresh}
+        return {"views": [_view("picture", fit_within(image, SHOWN))], "chosen": 0, **fresh}
 
     def views(self, result: SteeredCaption) -> dict[str, Any]:
         """The picture, and the picture with a heat map for each word; the first word's is in sight."""
         signs = {c.word: SIGNS[c.role] + c.word for c in result.plan.concepts}
         maps = [_view(signs[word], result.heatmap(word, side=SHOWN)) for word in result.maps]
-        return {"views": [_view("picture", fitted(result.image, SHOWN)), *maps], "chosen": min(1, len(maps))}
+        return {"views": [_view("picture", fit_within(result.image, SHOWN)), *maps], "chosen": min(1, len(maps))}
 
     def reasons(self, result: SteeredCaption) -> str:
         """The sub-units that were changed, as a table to choose from."""
@@ -276,7 +276,7 @@ class Page:
         """The examples' pictures as buttons."""
         buttons = []
         for number, example in enumerate(self.examples):
-            picture = fitted(open_image(example.path), 96)
+            picture = fit_within(open_image(example.path), 96)
             buttons.append(html_parts.choice(example.name, {"example": number}, picture=picture, chosen=not number))
         return html_parts.choices("Examples", buttons)
 

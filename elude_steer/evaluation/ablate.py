@@ -17,7 +17,7 @@ from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils import optional
 from elude_steer.utils.files import write_file
-from elude_steer.utils.fingerprint import key_of, versions
+from elude_steer.utils.fingerprint import make_key, versions
 from elude_steer.utils.yaml_schema import override
 
 
@@ -82,7 +82,7 @@ def ablate(
         else:
             if own.model != plain.model:
                 load_tower(own.model)  # raises where there is no such layer
-            specs[name, value] = (changed, key_of("ablation", str(own), pictures, limit, versions())[:12])
+            specs[name, value] = (changed, make_key("ablation", str(own), pictures, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():
 

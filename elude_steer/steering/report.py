@@ -15,7 +15,7 @@ from elude_steer.steering.result import compared, mapped
 from elude_steer.steering.run_recipe import Ran
 from elude_steer.steering.settings import Settings
 from elude_steer.utils.files import write_file
-from elude_steer.utils.plotting import data_uri, fitted
+from elude_steer.utils.plotting import data_uri, fit_within
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2129; --soft: #5b6270; --line: #dfe2e8; --paper: #fff;
@@ -76,7 +76,7 @@ def _recipe(recipe: Recipe, ran: Sequence[Ran]) -> str:
     about = "<br>".join(html.escape(f"{name}: {value}") for name, value in told.items())
     return (
         f'<article><h2>{html.escape(recipe.name)}</h2><div class="recipe">'
-        f'<figure class="picture"><img alt="the picture" src="{data_uri(fitted(first.image, 480))}">'
+        f'<figure class="picture"><img alt="the picture" src="{data_uri(fit_within(first.image, 480))}">'
         f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{about}</p></figcaption></figure>'
         f"<div>{''.join(map(_edit, ran))}</div></div></article>"
     )

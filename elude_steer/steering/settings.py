@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from elude_steer.errors import SpecError, closest
-from elude_steer.utils.yaml_schema import checked
+from elude_steer.utils.yaml_schema import validate
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Settings:
         """Whether a word is changed on a region of the thing's own size, and nowhere else."""
         return self.mode == "place" and self.fit > 0
 
-    def checked(self) -> Settings:
+    def validate(self) -> Settings:
         """The same; raises where a value cannot be meant."""
         if isinstance(self.nu, str) and self.nu != "all":
             raise SpecError(f"nu is '{self.nu}'; it is a number of patches, or 'all'.")
@@ -94,7 +94,7 @@ class Settings:
         if not 0 <= self.fit <= 1:
             raise SpecError(f"fit is {self.fit:g}; it is a share of a word's peak, 0 to 1.")
         try:
-            same = checked(self)
+            same = validate(self)
         except SpecError as error:  # it speaks of the line of a document, and there is none
             raise SpecError(re.sub(r"^Settings:\d+: ", "", str(error))) from error
         numbers = {name: float(getattr(same, name)) for name in ("alpha", "gamma", "beta", "reach", "fit")}
@@ -122,4 +122,4 @@ class Given(TypedDict, total=False):
 
 @lru_cache(maxsize=4096, typed=True)  # by type, for True is not 1
 def _checked(**values: Any) -> Settings:
-    return Settings(**values).checked()
+    return Settings(**values).validate()

@@ -42,7 +42,7 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     import threading
 
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
-    with told_if_full(path):
+    with explain_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
@@ -119,7 +119,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     path = path.absolute()
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     aside = path.with_name(f"{path.name}.old-{os.getpid()}")
-    with told_if_full(path):
+    with explain_write_errors(path):
         restore(path)
         remove_leftovers(path.parent, path.name)
         try:
@@ -167,7 +167,7 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 
 @contextmanager
-def told_if_full(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Says in one line that a disk is full or a folder cannot be written."""
     try:
         yield

@@ -15,7 +15,7 @@ def versions() -> dict[str, str | None]:
     return {name: optional.version(name) for name in names}
 
 
-def key_of(*causes: Any) -> str:
+def make_key(*causes: Any) -> str:
     """A short hash of everything a stage depends on."""
     text = json.dumps(causes, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

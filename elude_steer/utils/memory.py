@@ -9,7 +9,7 @@ import torch
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def forget_peak(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     """From now on the peak counts anew, of a GPU or else of this process, where the system can do that."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -21,7 +21,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_megabytes(device: torch.device) -> float | None:
-    """Megabytes since the last `forget_peak`; None where nobody tells."""
+    """Megabytes since the last `reset_peak`; None where nobody tells."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:

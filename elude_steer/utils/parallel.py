@@ -28,7 +28,7 @@ PARENT = "ELUDE_STEER_PARENT"
 
 
 @dataclass(frozen=True)
-class Team:
+class WorkerGroup:
     """Who is at work: this process among `world`, with `threads` threads of one core each."""
 
     rank: int = 0
@@ -70,7 +70,7 @@ def _finish(running: set[Future[None]], when: str) -> set[Future[None]]:
 
 
 @contextmanager
-def team(processes: int | None = None, threads: int | None = None) -> Iterator[Team]:
+def worker_group(processes: int | None = None, threads: int | None = None) -> Iterator[WorkerGroup]:
     """The team of this process: alone, or one of those that torchrun or `launch` started.
 
     Torch itself computes with one thread meanwhile: sums that it splits over threads depend on their number, pieces of
@@ -90,7 +90,7 @@ def team(processes: int | None = None, threads: int | None = None) -> Iterator[T
         if started:
             # Barriers wait for the slowest piece of work, which may take hours; a dead process is noticed elsewhere.
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
-        yield Team(rank, world, threads or max(1, (os.cpu_count() or 1) // local))
+        yield WorkerGroup(rank, world, threads or max(1, (os.cpu_count() or 1) // local))
     finally:
         torch.set_num_threads(before)
         if started and torch.distributed.is_initialized():

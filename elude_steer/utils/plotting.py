@@ -45,14 +45,16 @@ def heatmap(
             there are none, nothing is framed or darkened.
         side: pixels of the longer side.
     """
-    shown = fitted(image, side)
-    heat = spread(grid, fires, shown.size)
+    shown = fit_within(image, side)
+    heat = spread_over_image(grid, fires, shown.size)
     heat = heat / max(1.0, float(heat.max()))
     glow = np.stack([np.interp(heat, _GLOW[:, 0], _GLOW[:, channel]) for channel in (1, 2, 3)], -1)
     weight = np.clip(1.4 * heat**1.2, 0, 0.7)[..., None]  # the thing that glows can still be made out
     colour, grey = np.asarray(shown, float), np.asarray(shown.convert("L").convert("RGB"), float)
     lit = 0.8 * colour + 0.2 * grey
-    inside = None if touched is None else spread(grid, touched.astype(float), shown.size, smooth=False) >= _FRAMED
+    inside = (
+        None if touched is None else spread_over_image(grid, touched.astype(float), shown.size, smooth=False) >= _FRAMED
+    )
     if inside is None or not inside.any():
         return _picture(lit * (1 - weight) + glow * weight)
     blended = _picture(np.where(inside[..., None], lit, 0.6 * grey) * (1 - weight) + glow * weight)
@@ -60,7 +62,7 @@ def heatmap(
     return blended
 
 
-def fitted(image: Any, side: int) -> Image.Image:
+def fit_within(image: Any, side: int) -> Image.Image:
     """A picture in RGB whose longer side has so many pixels."""
     scale = side / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
@@ -83,7 +85,7 @@ def _picture(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
-def spread(grid: Grid, values: np.ndarray, size: tuple[int, int], *, smooth: bool = True) -> np.ndarray:
+def spread_over_image(grid: Grid, values: np.ndarray, size: tuple[int, int], *, smooth: bool = True) -> np.ndarray:
     """Values of patches as a map over the picture, `(height, width)`: the mean of the tiles that show a place."""
     width, height = size
     total, seen = np.zeros((height, width)), np.zeros((height, width))
@@ -133,7 +135,7 @@ def collage(rows: Sequence[tuple[str, Sequence[Any]]], *, cell: int = 96, column
     return picture
 
 
-def titled(image: Image.Image, title: str) -> Image.Image:
+def add_title(image: Image.Image, title: str) -> Image.Image:
     """A picture with a line of text above it."""
     head, font = 26, ImageFont.load_default(16)
     sheet = Image.new("RGB", (image.width + 8, image.height + head), "white")

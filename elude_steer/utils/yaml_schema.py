@@ -63,7 +63,7 @@ def _brief(value: Any) -> Any:
     return [_brief(one) for one in value] if isinstance(value, tuple) else value
 
 
-def checked(document: Document) -> Document:
+def validate(document: Document) -> Document:
     """A document made in Python, held to the same rules as one from a file."""
     for item in fields(cast(Any, document)):
         value, kind = getattr(document, item.name), get_type_hints(type(document))[item.name]

@@ -23,8 +23,8 @@ def spec_file(tiny_llava, tmp_path):
     return path
 
 
-def test_build_list_and_show(run, spec_file, pictures, tmp_path):
-    code, out, err = run("build", spec_file, "--images", pictures)
+def test_build_list_and_show(run, spec_file, image_folder, tmp_path):
+    code, out, err = run("build", spec_file, "--images", image_folder)
     assert (code, out.strip()) == (0, str(tmp_path / "home" / "atlases" / "tiny"))
     assert "Traceback" not in err
     code, out, _ = run("atlases", "list")
@@ -49,13 +49,13 @@ def one_line(err):
     return lines[0]
 
 
-def test_one_clear_line_for_each_mistake(run, spec_file, pictures, tmp_path):
+def test_one_clear_line_for_each_mistake(run, spec_file, image_folder, tmp_path):
     def fails(*arguments):
         code, out, err = run(*arguments)
         assert (code, out) == (1, "")
         return one_line(err)
 
-    build = ("build", spec_file, "--images", pictures)
+    build = ("build", spec_file, "--images", image_folder)
     assert 'its vision tower has layers 0 to 1. The paper\'s "layer 2" is index 1.' in fails(
         *build, "--set", "model.layer=layers.2.mlp.fc2"
     )
@@ -74,13 +74,13 @@ def test_one_clear_line_for_each_mistake(run, spec_file, pictures, tmp_path):
     assert not (tmp_path / "home" / "atlases").exists()
 
 
-def test_a_spec_with_five_faults_reports_all(run, pictures, tmp_path):
+def test_a_spec_with_five_faults_reports_all(run, image_folder, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text(
         "name: on\nmodel:\n  id: x\n  layr: fc2\n  layer: fc2\n"
         "tokens:\n  per_image: 0\nclusters:\n  backend: exakt\n  top_k: 1000\n  top_k: 2000\n"
     )
-    code, out, err = run("build", bad, "--images", pictures)
+    code, out, err = run("build", bad, "--images", image_folder)
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 5)
     for text in ("name: wants text", "Did you mean 'layer'?", "at least 1", "Did you mean 'exact'?", "given twice"):
@@ -126,15 +126,15 @@ def test_env_and_help(run):
     assert "No such command" in err
 
 
-def test_warnings_are_notes_and_nobody_elses_are_shown(run, spec_file, pictures):
-    code, _, err = run("build", spec_file, "--images", pictures, "--set", "clusters.top_k=5000")
+def test_warnings_are_notes_and_nobody_elses_are_shown(run, spec_file, image_folder):
+    code, _, err = run("build", spec_file, "--images", image_folder, "--set", "clusters.top_k=5000")
     assert code == 0
     assert "elude-steer: note: clusters.top_k is 5000, but only 320 instances are stored" in err
     assert "Warning" not in err
 
 
-def test_as_a_program_without_a_terminal(spec_file, pictures, tmp_path):
-    command = [sys.executable, "-m", "elude_steer", "build", str(spec_file), "--images", str(pictures), "--out"]
+def test_as_a_program_without_a_terminal(spec_file, image_folder, tmp_path):
+    command = [sys.executable, "-m", "elude_steer", "build", str(spec_file), "--images", str(image_folder), "--out"]
     done = subprocess.run([*command, str(tmp_path / "a")], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "a"))
     told = re.fullmatch(r"(elude-steer: note: (\w+): [\d.]+ s, [\d.]+ GB\n)+", done.stderr)  # a line a stage, no bars
@@ -155,8 +155,8 @@ def test_an_unexpected_error_is_one_line_too(run, monkeypatch):
         run("recipes", "list")
 
 
-def test_caption_of_a_picture_by_any_model(run, tiny_llava, pictures, tmp_path):
-    image = next(pictures.glob("*.png"))
+def test_caption_of_a_picture_by_any_model(run, tiny_llava, image_folder, tmp_path):
+    image = next(image_folder.glob("*.png"))
     code, out, _ = run("caption", image, "--model", tiny_llava, "--max-new-tokens", "4")
     assert code == 0
     assert 1 <= len(out.split()) <= 4
@@ -170,10 +170,10 @@ def test_caption_of_a_picture_by_any_model(run, tiny_llava, pictures, tmp_path):
         assert text in one_line(err)
 
 
-def test_an_atlas_is_checked_against_its_model_and_another(run, spec_file, pictures, tmp_path):
+def test_an_atlas_is_checked_against_its_model_and_another(run, spec_file, image_folder, tmp_path):
     from tests.helpers.tiny import save_llava
 
-    run("build", spec_file, "--images", pictures, "--out", tmp_path / "a")
+    run("build", spec_file, "--images", image_folder, "--out", tmp_path / "a")
     code, out, _ = run("atlases", "check", tmp_path / "a")
     assert code == 0
     assert "whole, and made for" in out
@@ -193,7 +193,7 @@ def test_one_damaged_atlas_does_not_hide_the_others(run, tmp_path):
     assert "bad' is damaged" in err
 
 
-def test_devices_that_are_not_there(run, spec_file, pictures):
-    code, _, err = run("build", spec_file, "--images", pictures, "--device", "zzz")
+def test_devices_that_are_not_there(run, spec_file, image_folder):
+    code, _, err = run("build", spec_file, "--images", image_folder, "--device", "zzz")
     assert code == 1
     assert "device 'zzz' cannot be used here" in one_line(err)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from checks import raised, register_missing_operators
 from PIL import Image
-from tiny import save_pictures
+from tiny import save_images
 
 RECIPES = {
     # recipe: arguments that make its model tiny and leave the layer its name, tokens, inputs of the layer
@@ -231,7 +231,7 @@ def main():
 
         warnings.simplefilter("ignore")  # that there are few pictures
         torch.manual_seed(0)
-        pictures = save_pictures(folder / "pictures", 40)
+        pictures = save_images(folder / "pictures", 40)
         ids = check_tiny(folder, pictures)
         check_registers(folder, pictures)
         check_errors(ids, folder)

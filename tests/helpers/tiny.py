@@ -84,7 +84,7 @@ def _save_processor(folder: Path, side: int, tokens: int) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def save_pictures(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (56, 28), (28, 56), (40, 30))) -> Path:
+def save_images(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (56, 28), (28, 56), (40, 30))) -> Path:
     """Smooth coloured noise in several shapes, as PNG files, some in a sub-folder."""
     rng = np.random.default_rng(seed)
     for i in range(count):

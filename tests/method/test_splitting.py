@@ -646,9 +646,9 @@ def few_pictures(folder, count=4):
 
 
 @pytest.fixture(scope="module")
-def llava(tiny_vlm, pictures):
+def llava(tiny_vlm, image_folder):
     """The tiny LLaVA-OneVision's model, the name of its target, inputs of four pictures, and how to read the logits."""
-    inputs = tiny_vlm.inputs(few_pictures(pictures))
+    inputs = tiny_vlm.inputs(few_pictures(image_folder))
     return tiny_vlm.model, tiny_vlm.layer_name, lambda: tiny_vlm.model(**inputs).logits
 
 

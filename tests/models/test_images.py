@@ -5,12 +5,12 @@ from PIL import Image
 
 from elude_steer.errors import ImageError, MissingPackageError
 from elude_steer.models.images import image_set, read_image
-from tests.helpers.tiny import save_pictures
+from tests.helpers.tiny import save_images
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return save_pictures(tmp_path / "set", 7)
+    return save_images(tmp_path / "set", 7)
 
 
 def ids(images):

@@ -182,21 +182,21 @@ def test_a_recipes_layer_is_there_and_as_wide_as_its_store_says(name):
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_recipe_loads_its_model(name, folders, pictures):
+def test_a_recipe_loads_its_model(name, folders, image_folder):
     spec = load_spec(name)
     tower = load_tower(ModelSpec(str(folders(spec.model.id)), spec.model.layer, kind="vision"))
     assert tower.layer_name.endswith(spec.model.layer)
     assert tower.skip_tokens == ()
     tokens = 14 * 14 if "siglip2" in name else 1 + 16 * 16  # DINOv2's first is CLS, which counts
-    encoded = tower.encode(opened(pictures))
+    encoded = tower.encode(opened(image_folder))
     assert [q.shape for q in encoded] == [(1, tokens, 64)] * 4
     kept = []
     handle = tower.layer.register_forward_hook(lambda _module, args, _output: kept.append(args[0]))
     with torch.inference_mode():
-        tower.model(**tower.prepare(opened(pictures)))
+        tower.model(**tower.prepare(opened(image_folder)))
     handle.remove()
     assert torch.equal(torch.cat(encoded), kept[0])
-    streams = tower.streams(opened(pictures))
+    streams = tower.streams(opened(image_folder))
     assert [stream.shape for _, stream in streams] == [(1, tokens, 16)] * 4
 
 
@@ -210,11 +210,11 @@ def test_a_recipe_loads_its_model(name, folders, pictures):
         ("siglip2-base-layer12", "google/siglip2-base-patch16-224", 196),
     ],
 )
-def test_a_recipe_builds_an_atlas(recipe, model_id, tokens, folders, pictures, tmp_path):
+def test_a_recipe_builds_an_atlas(recipe, model_id, tokens, folders, image_folder, tmp_path):
     where = str(folders(model_id))
     atlas = es.build(
         recipe,
-        images=pictures,
+        images=image_folder,
         out=tmp_path / "a",
         settings=[f"model.id={where}", "tokens.per_image=6", *SMALLER],
         quiet=True,
@@ -234,12 +234,12 @@ def test_a_recipe_builds_an_atlas(recipe, model_id, tokens, folders, pictures, t
     assert not set(places.flatten().tolist()) & set(tower.skip_tokens)
     for sub_unit in (0, len(atlas) - 1):
         name = atlas.image_ids[int(atlas.references.images[sub_unit, 0])]
-        [q] = tower.encode([Image.open(pictures / name).convert("RGB")])
+        [q] = tower.encode([Image.open(image_folder / name).convert("RGB")])
         value = split.sub_units(q[0, int(places[sub_unit, 0])].half().float())[sub_unit]
         torch.testing.assert_close(value, atlas.references.values[sub_unit, 0], rtol=1e-2, atol=1e-2)
 
     # In the place of the layer the sub-units change nothing.
-    prepared = tower.prepare(opened(pictures))
+    prepared = tower.prepare(opened(image_folder))
     with torch.inference_mode():
         before = tower.model(**prepared).last_hidden_state
         with swap_module(tower.model, tower.layer_name, split):
@@ -247,12 +247,17 @@ def test_a_recipe_builds_an_atlas(recipe, model_id, tokens, folders, pictures, t
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
-def test_registers_never_reach_the_store(folders, pictures, tmp_path):
+def test_registers_never_reach_the_store(folders, image_folder, tmp_path):
     """With every token kept: CLS and 256 patches a picture, and what is kept is what they are."""
     where = str(folders("facebook/dinov2-with-registers-base"))
     settings = [*SMALLER, f"model.id={where}", "tokens.per_image=all", "tokens.dtype=float32", "images.limit=3"]
     atlas = es.build(
-        "dinov2-base-layer12", images=pictures, out=tmp_path / "a", settings=settings, quiet=True, work=tmp_path / "w"
+        "dinov2-base-layer12",
+        images=image_folder,
+        out=tmp_path / "a",
+        settings=settings,
+        quiet=True,
+        work=tmp_path / "w",
     )
     assert atlas.about["instances"] == 3 * 257
     tower = load_tower(ModelSpec(where, "encoder.layer.11.mlp.fc2", kind="vision"))
@@ -260,7 +265,7 @@ def test_registers_never_reach_the_store(folders, pictures, tmp_path):
     [path] = (tmp_path / "w").rglob("tokens.bin")
     store = TokenStore(path.parent)
     assert store.places["token"].tolist() == 3 * [0, *range(5, 261)]
-    paths = [pictures / store.image_ids[i] for i in range(3)]
+    paths = [image_folder / store.image_ids[i] for i in range(3)]
     encoded = torch.cat(tower.encode([Image.open(path).convert("RGB") for path in paths]))  # (3, 261, d_in)
     kept = torch.cat([encoded[:, :1], encoded[:, 5:]], 1).reshape(3 * 257, -1)
     torch.testing.assert_close(store.read(0, len(store)), kept)

@@ -20,10 +20,10 @@ FC2 = "vision_tower.encoder.layers.1.mlp.fc2"
 
 
 @pytest.fixture(scope="module")
-def images(pictures):
+def images(image_folder):
     """Eight pictures, two of each shape: 2, 3, 3 and 5 tiles."""
     found = []
-    for path in sorted(pictures.rglob("*.png"))[:8]:
+    for path in sorted(image_folder.rglob("*.png"))[:8]:
         with Image.open(path) as image:
             found.append(image.convert("RGB"))
     assert len({image.size for image in found}) == 4

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elude_steer.errors import EludeSteerError, ProcessError, SpecError
-from elude_steer.utils.parallel import Team, launch, team
+from elude_steer.utils.parallel import WorkerGroup, launch, worker_group
 
 
 def test_every_piece_is_done_once_by_the_right_process():
@@ -22,9 +22,9 @@ def test_every_piece_is_done_once_by_the_right_process():
 
     for rank in range(3):
         # world of one, so that no barrier is waited at; the share is what is tested
-        crew = Team(rank, 3, threads=2)
-        object.__setattr__(crew, "barrier", lambda: None)
-        crew.each(range(10), work)
+        workers = WorkerGroup(rank, 3, threads=2)
+        object.__setattr__(workers, "barrier", lambda: None)
+        workers.each(range(10), work)
     assert sorted(done) == list(range(10))
 
 
@@ -39,7 +39,7 @@ def test_a_stream_is_never_read_far_ahead():
     def work(piece):
         gate.wait(5)
 
-    thread = threading.Thread(target=lambda: Team(threads=2).each(stream(), work))
+    thread = threading.Thread(target=lambda: WorkerGroup(threads=2).each(stream(), work))
     thread.start()
     time.sleep(0.2)
     assert len(taken) <= 4
@@ -49,7 +49,7 @@ def test_a_stream_is_never_read_far_ahead():
 
 
 def test_the_first_error_stops_the_rest():
-    crew, done = Team(threads=2), []
+    workers, done = WorkerGroup(threads=2), []
 
     def work(piece):
         if piece == 3:
@@ -58,16 +58,16 @@ def test_the_first_error_stops_the_rest():
         done.append(piece)
 
     with pytest.raises(ValueError, match="piece 3"):
-        crew.each(range(1000), work)
+        workers.each(range(1000), work)
     assert len(done) < 20
-    assert crew.stopped.is_set()
+    assert workers.stopped.is_set()
 
 
 def test_torch_computes_with_one_thread_inside_and_as_before_after():
     before = torch.get_num_threads()
-    with team(threads=2) as crew:
+    with worker_group(threads=2) as workers:
         assert torch.get_num_threads() == 1
-        assert (crew.rank, crew.world, crew.threads) == (0, 1, 2)
+        assert (workers.rank, workers.world, workers.threads) == (0, 1, 2)
     assert torch.get_num_threads() == before
 
 
@@ -75,7 +75,7 @@ def test_fewer_processes_than_asked_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with (
         pytest.raises(ProcessError, match="2 processes were asked for and 1 came up; start them with `torchrun"),
-        team(processes=2),
+        worker_group(processes=2),
     ):
         pass
 
@@ -114,7 +114,7 @@ def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
 def test_a_process_whose_starter_is_gone_stops(monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid() + 1))
     with pytest.raises(ProcessError, match="the process that started this one is gone"):
-        Team().each(range(3), lambda piece: None)
+        WorkerGroup().each(range(3), lambda piece: None)
     monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid()))
-    Team().each(range(3), lambda piece: None)
+    WorkerGroup().each(range(3), lambda piece: None)
     assert signal.SIGKILL == 9

@@ -6,7 +6,17 @@ import pytest
 from PIL import Image
 
 from elude_steer.models.vlm import PatchGrid
-from elude_steer.utils.plotting import _FRAME, collage, curves, data_uri, fitted, heatmap, scatter, spread, titled
+from elude_steer.utils.plotting import (
+    _FRAME,
+    add_title,
+    collage,
+    curves,
+    data_uri,
+    fit_within,
+    heatmap,
+    scatter,
+    spread_over_image,
+)
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 
@@ -48,14 +58,14 @@ SQUARE = grid_of(WHOLE)
 
 def test_every_patch_fills_its_place():
     values = np.arange(16.0).reshape(1, 16)
-    spread_out = spread(SQUARE, values, (40, 40), smooth=False)
+    spread_out = spread_over_image(SQUARE, values, (40, 40), smooth=False)
     assert (spread_out == np.arange(16).reshape(4, 4).repeat(10, 0).repeat(10, 1)).all()
 
 
 def test_places_that_several_tiles_show_get_their_mean():
     grid = grid_of(WHOLE, (0, 0, 0.5, 1), (0.5, 0, 1, 1))
     values = np.stack([np.full(16, 1.0), np.full(16, 3.0), np.full(16, 0.0)])
-    spread_out = spread(grid, values, (40, 20), smooth=False)
+    spread_out = spread_over_image(grid, values, (40, 20), smooth=False)
     assert (spread_out[:, :20] == 2).all()
     assert (spread_out[:, 20:] == 0.5).all()
 
@@ -63,20 +73,20 @@ def test_places_that_several_tiles_show_get_their_mean():
 def test_a_tile_that_reaches_over_the_border_is_cut():
     grid = grid_of((0.0, -0.5, 1.0, 1.5))
     values = np.arange(16.0).reshape(1, 16)
-    spread_out = spread(grid, values, (40, 40), smooth=False)
+    spread_out = spread_over_image(grid, values, (40, 40), smooth=False)
     assert (spread_out[:20] == np.arange(4, 8).repeat(10)).all()
     assert (spread_out[20:] == np.arange(8, 12).repeat(10)).all()
 
 
 def test_what_is_the_same_everywhere_stays_the_same():
     for smooth in (True, False):
-        spread_out = spread(SQUARE, np.full((1, 16), 0.7), (50, 33), smooth=smooth)
+        spread_out = spread_over_image(SQUARE, np.full((1, 16), 0.7), (50, 33), smooth=smooth)
         assert spread_out.shape == (33, 50)
         np.testing.assert_allclose(spread_out, 0.7, rtol=1e-5)
 
 
 def test_smoothing_never_goes_below_zero():
-    assert (spread(SQUARE, only(SQUARE, (0, 1, 1)), (96, 96)) >= 0).all()
+    assert (spread_over_image(SQUARE, only(SQUARE, (0, 1, 1)), (96, 96)) >= 0).all()
 
 
 # Heat maps
@@ -198,10 +208,10 @@ def test_the_picture_is_left_as_it_was_and_may_have_any_mode():
 
 
 def test_the_longer_side_is_fitted():
-    assert fitted(Image.new("P", (300, 100)), 90).size == (90, 30)
-    assert fitted(Image.new("L", (10, 40)), 90).size == (22, 90)
-    assert fitted(Image.new("1", (1000, 1)), 90).size == (90, 1)
-    assert fitted(GREY, 96).mode == "RGB"
+    assert fit_within(Image.new("P", (300, 100)), 90).size == (90, 30)
+    assert fit_within(Image.new("L", (10, 40)), 90).size == (22, 90)
+    assert fit_within(Image.new("1", (1000, 1)), 90).size == (90, 1)
+    assert fit_within(GREY, 96).mode == "RGB"
 
 
 def test_an_address_holds_the_whole_picture():
@@ -214,7 +224,7 @@ def test_an_address_holds_the_whole_picture():
 
 
 def test_a_title_stands_above():
-    sheet = titled(GREY, "dog")
+    sheet = add_title(GREY, "dog")
     assert sheet.size == (104, 122)
     pixels = np.asarray(sheet)
     assert (pixels[26:, 4:100] == 120).all()

@@ -22,12 +22,12 @@ from elude_steer.atlas.matching import redundant
 from elude_steer.method.clip_dissect import (GROUP, Dissection, Fit, prior)
 from elude_steer.errors import (SpecError, StorageError)
 from elude_steer.models.images import Item
-from elude_steer.utils.fingerprint import (key_of, versions)
+from elude_steer.utils.fingerprint import (make_key, versions)
 from elude_steer.atlas.labels import Labels
 from elude_steer.models.dual_encoder import (Embeddings, Scorer, load_scorer)
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.atlas.build.stages import Build
-from elude_steer.utils.files import (read_array, read_tensors, told_if_full, write_array, write_tensors)
+from elude_steer.utils.files import (read_array, read_tensors, explain_write_errors, write_array, write_tensors)
 from elude_steer.atlas.vocabulary import read_vocabulary
 
 _BLOCK = 2 * GROUP  # sub-units whose evidence is one file
@@ -79,7 +79,7 @@ class Naming:
             )
         spec = self.run.spec.labels
         how = Dissection.of(spec.method, top_k=spec.top_k, a=spec.a, lam=spec.lam, min_prob=spec.min_prob)
-        how = how.clamped(len(pictures), tell=self.run.crew.rank == 0)
+        how = how.clamped(len(pictures), tell=self.run.workers.rank == 0)
         top = self.strongest(pooled, how.top_k)
         fit, key = self.fit(seen, how)
         words, scores = self.words(fit, pooled, top, key)
@@ -91,7 +91,7 @@ class Naming:
 
     def pooled(self) -> Path:
         """For each picture the strongest patch of every sub-unit, and of every unit: value and place."""
-        folder = self.run.stage_folder("pooled", key_of("pooled", self.key, self.every))
+        folder = self.run.stage_folder("pooled", make_key("pooled", self.key, self.every))
         weight, bias = self._rows
         tower = self.run.tower
 
@@ -110,7 +110,7 @@ class Naming:
         """What the scorer makes of each picture."""
         device = str(self.run.tower.device.type)
         cut = (self.run.spec.tokens.batch_size, self.run.shard)  # into files, which carry numbers
-        key = key_of("seen", self.scorer.key, self.run.images.fingerprint, self.every, cut, device, versions())
+        key = make_key("seen", self.scorer.key, self.run.images.fingerprint, self.every, cut, device, versions())
         folder = self.run.stage_folder("seen", key)
         cache = Embeddings(self.scorer)
 
@@ -130,7 +130,7 @@ class Naming:
         """Each row's strongest pictures: `rows` in the order of the walk, `values` and `places`, `(R, k)` each."""
         k = max(top_k, self.run.spec.references.keep)
         path = pooled / f"strongest-{k}.safetensors"
-        if self.run.crew.rank == 0 and not path.exists():
+        if self.run.workers.rank == 0 and not path.exists():
             best: dict[str, torch.Tensor] = {}
             start = 0
             for shard in self._read(pooled):
@@ -142,20 +142,20 @@ class Naming:
                 best = {name: tensor.gather(1, order) for name, tensor in best.items()}
                 start += len(rows)
             write_tensors(path, {name: tensor.contiguous() for name, tensor in best.items()})
-        self.run.crew.barrier()
+        self.run.workers.barrier()
         return read_tensors(path)
 
     def fit(self, seen: Path, how: Dissection) -> tuple[Fit, str]:
         """How well every word fits every picture, on the disk."""
         spec = self.run.spec.labels
-        key = key_of("fit", seen.name, self.vocabulary, spec.template, asdict(how), self.key)
+        key = make_key("fit", seen.name, self.vocabulary, spec.template, asdict(how), self.key)
         folder = self.run.stage_folder("evidence", key)
         path = folder / "prepared.npy"
-        if self.run.crew.rank == 0 and not path.exists():
+        if self.run.workers.rank == 0 and not path.exists():
             texts = self.scorer.texts([spec.template.replace("{}", word) for word in self.vocabulary])
             vectors = self._shards(seen, "vectors")
             self._prepare(path, vectors, texts, how)
-        self.run.crew.barrier()
+        self.run.workers.barrier()
         prepared = torch.from_numpy(np.load(path, mmap_mode="c")).to(self.run.tower.device)
         return Fit(how, prepared), key
 
@@ -163,7 +163,7 @@ class Naming:
         """Writes what is the same for all sub-units, `(N, M)`, a block of pictures at a time, or of words."""
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         shape = (len(vectors), len(texts))
-        with told_if_full(path):
+        with explain_write_errors(path):
             out = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
             if how.method == "cos_cubed":  # centred over the pictures, so all of them for some words
                 for at in range(0, shape[1], _ROWS):
@@ -210,7 +210,7 @@ class Naming:
     def groups(self, pooled: Path, strength: np.ndarray) -> np.ndarray:
         """Which sub-units say the same, by how they go together over the pictures."""
         count = len(self.atlas)
-        if self.run.crew.rank:
+        if self.run.workers.rank:
             return np.arange(count, dtype=np.int32)  # the first process writes the atlas
         total, square, product, seen = torch.zeros(count).double(), torch.zeros(count).double(), None, 0
         shift = None
@@ -258,7 +258,7 @@ class Naming:
                 if not _shard(folder, number).exists():
                     rows: list[dict[str, torch.Tensor]] = []
                     for batch in batches:
-                        if self.run.crew.stopped.is_set():
+                        if self.run.workers.stopped.is_set():
                             return
                         rows += look(batch)
                         bar.update(len(batch))
@@ -267,7 +267,7 @@ class Naming:
                 else:
                     bar.update(sum(map(len, batches)))
 
-            self.run.crew.each(tokens.shards(self.run.images, self.run.plan(), self.every), work)
+            self.run.workers.each(tokens.shards(self.run.images, self.run.plan(), self.every), work)
 
     def _read(self, folder: Path) -> Iterator[dict[str, torch.Tensor]]:
         for path in sorted(folder.glob("shard-*.safetensors")):
@@ -301,7 +301,7 @@ class Naming:
 
     def _thumbnails(self, atlas: Atlas) -> dict[str, bytes] | None:
         side = self.run.spec.references.thumbnails
-        if side is None or self.run.crew.rank:
+        if side is None or self.run.workers.rank:
             return None
         wanted = {name: number for number, name in enumerate(atlas.image_ids)}
         found = {}

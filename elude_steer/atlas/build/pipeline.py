@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.utils.yaml_schema import (checked, dump_document, override)
+from elude_steer.utils.yaml_schema import (validate, dump_document, override)
 from elude_steer.errors import (ImageError, SpecError)
 from elude_steer.models.hooks import (find_layer, record)
 from elude_steer.models.images import (ImageSet, image_set)
@@ -29,7 +29,7 @@ from elude_steer.atlas.build.streams import with_streams
 from elude_steer.models.vision import (Tower, load_timm, load_vision)
 from elude_steer.models.loading import (as_dtype, check_device)
 from elude_steer.models.vlm import Vlm
-from elude_steer.utils.parallel import (launch, team)
+from elude_steer.utils.parallel import (launch, worker_group)
 
 
 def build(
@@ -63,7 +63,7 @@ def build(
     Example:
         >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
     """
-    spec = override(checked(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
+    spec = override(validate(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
     out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
     _check_counts(threads, processes)
     check_device(device)
@@ -75,9 +75,9 @@ def build(
         options = {"--out": out, "--device": device, "--threads": threads, "--work": _work_folder(work)}
         _build_in_processes(spec, source, processes, options, quiet)
         return Atlas.load(out)
-    with team(processes, threads) as crew:
+    with worker_group(processes, threads) as workers:
         tower = load_tower(spec.model, _own_device(device))
-        run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
+        run = Build(tower, pictures, spec, workers, _work_folder(work), quiet)
         return _run(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
 
 
@@ -126,7 +126,7 @@ def disentangle(
     full_name, module = find_layer(model, layer)
     target = check_target(Path(out) if out else home() / "atlases" / check_name(name))
     _check_counts(threads, None)
-    spec = checked(
+    spec = validate(
         AtlasSpec(
             name,
             ModelSpec(id=type(model).__name__, layer=full_name, kind="vision"),
@@ -155,8 +155,8 @@ def disentangle(
     try:
         settings = {"samples": _samples(model, module, pictures, prepare)}
         tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
-        with team(None, threads) as crew:
-            run = Build(tower, pictures, spec, crew, _work_folder(work), quiet)
+        with worker_group(None, threads) as workers:
+            run = Build(tower, pictures, spec, workers, _work_folder(work), quiet)
             return _run(run, target, {"id": type(model).__name__})
     finally:
         model.train(was_training)

@@ -27,15 +27,15 @@ from elude_steer.method.clustering import resolve_backend
 from elude_steer.method.contributions import (cluster_unit, unclustered)
 from elude_steer.errors import (EludeSteerWarning, SpecError)
 from elude_steer.models.images import ImageSet
-from elude_steer.utils.fingerprint import (key_of, versions)
+from elude_steer.utils.fingerprint import (make_key, versions)
 from elude_steer.atlas.build.activation_cache import Looks
-from elude_steer.utils.memory import (forget_peak, peak_megabytes)
+from elude_steer.utils.memory import (reset_peak, peak_megabytes)
 from elude_steer.specs import AtlasSpec
 from elude_steer.method.layers import (layer_parameters, sub_unit_parameters)
 from elude_steer.method.splitting import split_unit
-from elude_steer.utils.files import (read_array, read_tensors, remove_leftovers, told_if_full, write_array, write_file, write_tensors)
+from elude_steer.utils.files import (read_array, read_tensors, remove_leftovers, explain_write_errors, write_array, write_file, write_tensors)
 from elude_steer.models.vision import Tower
-from elude_steer.utils.parallel import Team
+from elude_steer.utils.parallel import WorkerGroup
 
 _LOG = logging.getLogger(__name__)
 _UNITS = 32  # that share one pass over the store; fixed, because another shape of product may round differently
@@ -48,7 +48,7 @@ class Build:
     tower: Tower
     images: ImageSet
     spec: AtlasSpec
-    crew: Team
+    workers: WorkerGroup
     work: Path
     quiet: bool
     shard: int = 64  # images a file while collecting; never changes the result
@@ -58,7 +58,7 @@ class Build:
 
     def __post_init__(self) -> None:
         if self.images.fingerprint is None:  # a stream is never seen twice, so its stages are of no further use
-            if self.crew.world > 1:
+            if self.workers.world > 1:
                 raise SpecError("several processes cannot share a stream of images; give a folder or a list.")
             self.work = self.work / f"stream-{uuid.uuid4().hex[:12]}"
         self.weight, self.bias = (tensor.float() for tensor in layer_parameters(self.tower.layer))
@@ -76,7 +76,7 @@ class Build:
 
     def save(self, atlas: Atlas, out: Path, thumbnails: Mapping[str, bytes] | None = None) -> Atlas:
         """Writes the atlas, in one of the processes."""
-        if self.crew.rank == 0:
+        if self.workers.rank == 0:
             smallest, most = self.spec.clusters.min_cluster_size, self.spec.clusters.top_k
             if len(atlas) == atlas.d_out:
                 warn(
@@ -84,7 +84,7 @@ class Build:
                     f"{min(most, atlas.about['instances'])} instances a unit; lower it, or use more images or tokens."
                 )
             atlas.save(out, thumbnails)
-        self.crew.barrier()
+        self.workers.barrier()
         return Atlas.load(out)
 
     def clean(self) -> None:
@@ -94,8 +94,8 @@ class Build:
 
     def tidy(self) -> None:
         """Removes what was only kept to save time."""
-        self.crew.barrier()
-        if self.crew.rank == 0:
+        self.workers.barrier()
+        if self.workers.rank == 0:
             self.looks.remove()
 
     def collected(self) -> tuple[Path, str]:
@@ -103,14 +103,14 @@ class Build:
         key = self._collected_key()
         folder = self.stage_folder("tokens", key)
         # Another build of the same tokens waits here and then finds them done. The lock of a killed process is free.
-        with FileLock(str(folder) + ".lock") if self.crew.rank == 0 else nullcontext():
-            self.crew.barrier()
+        with FileLock(str(folder) + ".lock") if self.workers.rank == 0 else nullcontext():
+            self.workers.barrier()
             self._collect(folder)
-        self.crew.barrier()
+        self.workers.barrier()
         return folder, key
 
     def _collected_key(self) -> str:
-        return key_of("tokens", self._source[0], self._source[1], asdict(self.plan()), *self._source[2:])
+        return make_key("tokens", self._source[0], self._source[1], asdict(self.plan()), *self._source[2:])
 
     @cached_property
     def _source(self) -> tuple[Any, ...]:
@@ -123,9 +123,9 @@ class Build:
         spec, length = self.spec, self.images.length
         if not spec.tokens.reuse or spec.labels.scorer is None or not length:
             return Looks(self.tower, None)
-        folder = self.stage_folder("looks", key_of("looks", *self._source, spec.tokens.batch_size))
+        folder = self.stage_folder("looks", make_key("looks", *self._source, spec.tokens.batch_size))
         steps = [-(-length // most) for most in (spec.labels.images, spec.references.streams) if most]
-        return Looks(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.crew.world)
+        return Looks(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.workers.world)
 
     def plan(self) -> tokens.TokenPlan:
         """How images are cut into batches and shards."""
@@ -143,16 +143,16 @@ class Build:
                     if tokens.shard_path(folder, number).exists():
                         bar.update(sum(map(len, batches)))
                         return
-                    look, stopped = self.looks.fresh, self.crew.stopped
+                    look, stopped = self.looks.fresh, self.workers.stopped
                     tokens.collect_shard(
                         self.tower, batches, plan, folder, number, look=look, stopped=stopped, step=bar.update
                     )
 
                 count = tokens.Counted(tokens.shards(self.images, plan))
-                self.crew.each(count, work)
-            if self.crew.rank == 0:
+                self.workers.each(count, work)
+            if self.workers.rank == 0:
                 write_file(counted, lambda file: file.write(json.dumps(count.seen).encode()))
-        if self.crew.rank == 0:
+        if self.workers.rank == 0:
             count = json.loads(counted.read_text())
             skipped = tokens.merge_shards(folder, count, self.images.name, self.images.length)
             if skipped:
@@ -163,9 +163,9 @@ class Build:
     def ranked(self, store: tokens.TokenStore, key: str) -> tuple[Path, str]:
         """The numbers of each unit's strongest instances."""
         k = self.spec.clusters.top_k
-        if k > len(store) and self.crew.rank == 0:
+        if k > len(store) and self.workers.rank == 0:
             warn(f"clusters.top_k is {k}, but only {len(store)} instances are stored: all of them are used.")
-        key = key_of("rows", key, min(k, len(store)))  # the layer's weights are part of the tower's fingerprint
+        key = make_key("rows", key, min(k, len(store)))  # the layer's weights are part of the tower's fingerprint
         folder = self.stage_folder("rows", key)
 
         def work(block: range) -> None:
@@ -183,7 +183,7 @@ class Build:
         """Each unit's clusters: their representatives, mean inputs and sizes."""
         spec = replace(self.spec.clusters, backend=cast(Any, self.backend))
         used = ["hdbscan", *["cuml-cu12"] * (spec.backend == "cuml"), *["umap-learn"] * bool(spec.umap_components)]
-        key = key_of("clusters", key, asdict(spec), *(optional.version(name) for name in used))
+        key = make_key("clusters", key, asdict(spec), *(optional.version(name) for name in used))
         folder = self.stage_folder("clusters", key)
 
         def work(unit: int) -> None:
@@ -201,7 +201,7 @@ class Build:
     def divided(self, store: tokens.TokenStore, units: Path, key: str) -> tuple[Path, str]:
         """Each unit's sub-units, and the strongest instances of both."""
         kept = [self.spec.references.instances, self.spec.references.keep]
-        key = key_of("split", key, asdict(self.spec.split), kept)
+        key = make_key("split", key, asdict(self.spec.split), kept)
         folder = self.stage_folder("split", key)
 
         def work(block: range) -> None:
@@ -296,22 +296,22 @@ class Build:
         with self.bar(label, len(pieces), unit) as bar:
 
             def one(piece: Any) -> None:
-                if not path(piece).exists() and not self.crew.stopped.is_set():
+                if not path(piece).exists() and not self.workers.stopped.is_set():
                     work(piece)
                 bar.update(1)
 
-            self.crew.each(pieces, one)
+            self.workers.each(pieces, one)
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: str) -> Iterator[Any]:
         """A bar for this process's share of the work; the time it took goes to the log."""
-        share = None if total is None else -(-total // self.crew.world)
-        hidden = True if self.quiet or self.crew.rank else None  # None: hidden where there is no terminal
+        share = None if total is None else -(-total // self.workers.world)
+        hidden = True if self.quiet or self.workers.rank else None  # None: hidden where there is no terminal
         start = time.perf_counter()
-        forget_peak(self.tower.device)
+        reset_peak(self.tower.device)
         with tqdm(total=share, desc=f"{label:<10}", unit=f" {unit}", disable=hidden, dynamic_ncols=True) as shown:
             yield shown
-        if self.crew.rank == 0:
+        if self.workers.rank == 0:
             peak = peak_megabytes(self.tower.device)
             memory = "" if peak is None else f", {peak / 1000:.2f} GB"
             _LOG.info("%s: %.1f s%s", label, time.perf_counter() - start, memory)
@@ -319,7 +319,7 @@ class Build:
     def stage_folder(self, stage: str, key: str) -> Path:
         """Where a stage keeps what it has done."""
         folder = self.work / f"{stage}-{key}"
-        with told_if_full(folder):
+        with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
         return folder

@@ -13,7 +13,7 @@ import torch
 
 from elude_steer.atlas.build import tokens
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.utils.fingerprint import key_of
+from elude_steer.utils.fingerprint import make_key
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.atlas.build.stages import Build
 from elude_steer.utils.files import (read_tensors, write_tensors)
@@ -34,7 +34,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
     if not wanted or not length:
         return atlas
     every = -(-length // wanted)
-    folder = run.stage_folder("streams", key_of("streams", key, every, run.spec.references.instances, FIRES))
+    folder = run.stage_folder("streams", make_key("streams", key, every, run.spec.references.instances, FIRES))
 
     def path(group: int) -> Path:
         return folder / f"group-{group:02d}.safetensors"
@@ -49,7 +49,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
         counts = torch.zeros(len(atlas), dtype=torch.float64)
         for number, batches in tokens.shards(run.images, run.plan(), every):
             for batch in batches if number % _GROUPS == group else ():
-                if run.crew.stopped.is_set():
+                if run.workers.stopped.is_set():
                     return
                 for q, stream in run.looks.streams(batch):
                     kept = run.tower.token_indices(q.shape[1]).to(device)
@@ -61,7 +61,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
         write_tensors(path(group), {"sums": sums, "counts": counts})
 
     run.each("streams", range(_GROUPS), path, work, "groups")
-    run.crew.barrier()
+    run.workers.barrier()
     parts = [read_tensors(path(group)) for group in range(_GROUPS)]
     sums, counts = (sum(part[name] for part in parts) for name in ("sums", "counts"))
     return replace(atlas, streams=contrast(torch.as_tensor(sums), torch.as_tensor(counts)))

@@ -20,7 +20,7 @@ import torch
 
 from elude_steer.errors import (ImageError, ModelError, StorageError)
 from elude_steer.models.images import (ImageSet, Item)
-from elude_steer.utils.files import (told_if_full, write_array, write_file)
+from elude_steer.utils.files import (explain_write_errors, write_array, write_file)
 from elude_steer.models.vision import Tower
 
 # Which image, tile of it and token of the tile an instance was.
@@ -180,7 +180,7 @@ def _append(folder: Path, shard: Path, at: int, rows: int) -> None:
     for kind in ("tokens", "places"):
         array = np.load(shard.with_suffix(f".{kind}.npy"))
         target = folder / f"{kind}.bin"
-        with told_if_full(target), target.open("r+b" if target.exists() else "w+b") as file:
+        with explain_write_errors(target), target.open("r+b" if target.exists() else "w+b") as file:
             file.seek(at * array[:1].nbytes)
             file.write(array.tobytes())
             file.truncate()

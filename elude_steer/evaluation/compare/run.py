@@ -56,8 +56,8 @@ from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils.files import read_tensors, write_file, write_tensors
-from elude_steer.utils.fingerprint import key_of, versions
-from elude_steer.utils.parallel import Team, team
+from elude_steer.utils.fingerprint import make_key, versions
+from elude_steer.utils.parallel import WorkerGroup, worker_group
 
 REPORTED = 93_311  # seed of the scenes that are steered for the report
 # With batches of 1,024 six epochs have as many steps as 24 with 4,096; the rates are for so few.
@@ -97,15 +97,15 @@ class Comparison:
                 tokens=replace(self.spec.tokens, seed=seed),
                 split=replace(self.spec.split, winner_rule=rule),  # type: ignore[arg-type]
             )
-            with team() as crew, self._paid(f"ELUDe ({rule})", seed, run, crew):
+            with worker_group() as workers, self._paid(f"ELUDe ({rule})", seed, run, workers):
                 build(spec, out=out, work=self.work / f"stages{again}", quiet=True)
         return Atlas.load(out)
 
     @contextmanager
     def _paid(
-        self, method: str, seed: int, run: int = 0, crew: Team | None = None, *, resumes: bool = True
+        self, method: str, seed: int, run: int = 0, workers: WorkerGroup | None = None, *, resumes: bool = True
     ) -> Iterator[None]:
-        """Counts what making a method's latents costs, in seconds of a core; a crew works together.
+        """Counts what making a method's latents costs, in seconds of a core; a group of workers works together.
 
         The costs of what `resumes` after an interruption add up; the rest is done again as a whole.
         """
@@ -114,8 +114,8 @@ class Comparison:
         try:
             yield
         finally:
-            if crew is None or crew.rank == 0:
-                spent = (time.process_time() - start) * (1 if crew is None else crew.world)
+            if workers is None or workers.rank == 0:
+                spent = (time.process_time() - start) * (1 if workers is None else workers.world)
                 spent += json.loads(path.read_text()) if resumes and path.exists() else 0
                 write_file(path, lambda file: file.write(json.dumps(spent).encode()))
 
@@ -162,8 +162,8 @@ class Comparison:
         if seed not in self._stores:  # several processes gather them together, so before rows are dealt out
             spec = replace(self.spec, tokens=replace(self.spec.tokens, seed=seed))
             pictures = image_set(spec.images.source, limit=spec.images.limit)
-            with team(None, None) as crew:
-                folder, _ = Build(self.vlm, pictures, spec, crew, self.work / "stages", True).collected()
+            with worker_group(None, None) as workers:
+                folder, _ = Build(self.vlm, pictures, spec, workers, self.work / "stages", True).collected()
             self._stores[seed] = TokenStore(folder)
         return self._stores[seed]
 
@@ -264,12 +264,12 @@ class Comparison:
         if not path.exists():
             lexicon()  # making and naming have costs of their own
         row = {"method": method, "seed": seed, **kept(path, measured)}
-        further = {f"many-{self.size.many}": of_many, f"captions-{key_of(REPORTED)[:8]}": agreement}
+        further = {f"many-{self.size.many}": of_many, f"captions-{make_key(REPORTED)[:8]}": agreement}
         for name, make in further.items():
             found = kept(self.work / "results" / f"{stem}-{name}.json", make)
             row |= {**found, "seconds": row["seconds"] + found["seconds"]}
         for (mode, kind), points in grids(self.size).items():
-            path = self.work / "results" / f"{stem}-{mode}-{kind}-{key_of(points, REPORTED)[:8]}.json"
+            path = self.work / "results" / f"{stem}-{mode}-{kind}-{make_key(points, REPORTED)[:8]}.json"
             row[f"{mode} {kind}"] = kept(path, lambda: self.edits.steer(lexicon()[0], kind, points))  # noqa: B023
             row["seconds"] += row[f"{mode} {kind}"]["seconds"]
         return row
@@ -278,15 +278,15 @@ class Comparison:
         """All of it, a row a method and seed; every process of a team comes here, and does its share."""
         rows = [(method, seed) for method in check_methods(methods) for seed in self.size.seeds]
         self._check_work()
-        with team(None, 1) as crew:
-            self._prepare(crew, methods)
-            crew.each(rows, lambda row: _do(self.result(*row)))
-            self._again(methods, crew)
+        with worker_group(None, 1) as workers:
+            self._prepare(workers, methods)
+            workers.each(rows, lambda row: _do(self.result(*row)))
+            self._again(methods, workers)
         return [self.result(*row) for row in rows]
 
     def _check_work(self) -> None:
         """Refuses a folder that holds another comparison, whose files have the same names."""
-        made_of = key_of(self.vlm.fingerprint(), self._scorer[0].key, asdict(self.spec), versions())
+        made_of = make_key(self.vlm.fingerprint(), self._scorer[0].key, asdict(self.spec), versions())
         about = {**asdict(self.size), "methods": METHODS, "made of": made_of}
         path, own = self.work / "size.json", json.dumps(about, indent=1)
         if path.exists() and path.read_text(encoding="utf-8") != own:
@@ -294,7 +294,7 @@ class Comparison:
             raise SpecError(f"'{self.work}' holds a comparison {other}; give another folder: --work FOLDER.")
         write_file(path, lambda file: file.write(own.encode()))
 
-    def _prepare(self, crew: Team, methods: Sequence[str]) -> None:
+    def _prepare(self, workers: WorkerGroup, methods: Sequence[str]) -> None:
         """What all rows need: atlases and tokens, which processes make together, then the rest, one piece each."""
         rules = [rule for rule in RULES if rule == "gap" or f"ELUDe ({rule})" in methods]
         for seed in self.size.seeds:
@@ -304,10 +304,10 @@ class Comparison:
             self.store(seed)
         latents = len(self.atlas("gap", self.size.seeds[0]))
         kinds = [kind for kind in KINDS if method_of(kind) in methods]
-        crew.each([lambda: self.naming, lambda: self.many, lambda: self.held_out], lambda make: _do(make()))
-        crew.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
+        workers.each([lambda: self.naming, lambda: self.many, lambda: self.held_out], lambda make: _do(make()))
+        workers.each(kinds, lambda kind: _do(self.sae(kind, self.size.seeds[0], latents)))
 
-    def _again(self, methods: Sequence[str], crew: Team) -> None:
+    def _again(self, methods: Sequence[str], workers: WorkerGroup) -> None:
         """Further runs of methods on the tokens of the first seed, as vectors."""
         seed = self.size.seeds[0]
         pieces = [(method, run) for method in methods for run in range(1, self._runs(method))]
@@ -322,7 +322,7 @@ class Comparison:
                 self.told(f"{method}, run {run + 1}")
                 write_tensors(path, _atoms(self.dictionary(method, seed, run)))
 
-        crew.each(pieces, vectors)
+        workers.each(pieces, vectors)
 
     def _runs(self, method: str) -> int:
         return self.size.runs if method.startswith("ELUDe") else min(2, self.size.runs)

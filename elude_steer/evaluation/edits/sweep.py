@@ -34,7 +34,7 @@ from elude_steer.steering.plan import Plan
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import home, write_file
-from elude_steer.utils.fingerprint import key_of, versions
+from elude_steer.utils.fingerprint import make_key, versions
 
 By = Literal["harmonic", "clean", "success", "kept"]  # what the best has most of
 _PICTURES = 16  # that are captioned together, and kept in one file
@@ -100,7 +100,7 @@ def sweep(
     tasks = make_tasks(world, said, kind, seed)  # with the baselines, so that another model is another sweep
     model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
     causes = (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
-    key = key_of("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
+    key = make_key("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
     folder = (work or home() / "work") / f"sweep-{key}"
     captions: list[list[str]] = []
     for start in range(0, len(tasks), _PICTURES):

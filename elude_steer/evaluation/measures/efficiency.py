@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elude_steer.utils.memory import forget_peak, peak_megabytes
+from elude_steer.utils.memory import peak_megabytes, reset_peak
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def measure(
             own = compiled(call) if compiled is not None else call
             for _ in range(warm_up):
                 _timed(own, cuda)  # in the mode that counts: another would be compiled again, and keep a graph
-            forget_peak(on)
+            reset_peak(on)
             for _ in range(runs if compiled is not None else 1):
                 seconds[name].append(_timed(own, cuda))
             peaks[name] = peak_megabytes(on)

@@ -8,7 +8,7 @@ from elude_steer.atlas.build import activation_cache
 from elude_steer.models import vision
 from elude_steer.errors import StorageError
 from demos.toyland import labeller
-from tests.helpers.tiny import save_pictures
+from tests.helpers.tiny import save_images
 
 SPEC = """
 name: looked
@@ -25,7 +25,7 @@ PICTURES = 40
 def folder(tiny_llava, tmp_path_factory):
     folder = tmp_path_factory.mktemp("looked")
     labeller.save(labeller.new_model(3), folder / "scorer")
-    save_pictures(folder / "pictures", PICTURES)
+    save_images(folder / "pictures", PICTURES)
     text = SPEC.format(model=tiny_llava, pictures=folder / "pictures", scorer=folder / "scorer")
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
     return folder

@@ -15,7 +15,7 @@ from elude_steer.models.dual_encoder import load_scorer
 from demos.toyland import labeller
 from elude_steer.models.vlm import Vlm
 from elude_steer.atlas.vocabulary import read_vocabulary
-from tests.helpers.tiny import save_pictures
+from tests.helpers.tiny import save_images
 
 SPEC = """
 name: named
@@ -39,9 +39,9 @@ def scorer(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def spec(tiny_llava, pictures, scorer, tmp_path_factory):
+def spec(tiny_llava, image_folder, scorer, tmp_path_factory):
     path = tmp_path_factory.mktemp("spec") / "named.yaml"
-    path.write_text(SPEC.format(model=tiny_llava, pictures=pictures, scorer=scorer), encoding="utf-8")
+    path.write_text(SPEC.format(model=tiny_llava, pictures=image_folder, scorer=scorer), encoding="utf-8")
     return path
 
 
@@ -52,12 +52,12 @@ def atlas(spec, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pooled(atlas, tiny_llava, pictures):
+def pooled(atlas, tiny_llava, image_folder):
     """Every sub-unit's strongest patch in every picture, the slow way: value and place, `(N, S)`."""
     vlm = Vlm.load(str(tiny_llava), layer="layers.1.mlp.fc2")
     weight, bias = atlas.parameters(range(len(atlas)), vlm.layer.weight.detach(), vlm.layer.bias.detach())
     values, places = [], []
-    items = list(image_set(pictures).items())
+    items = list(image_set(image_folder).items())
     for start in range(0, len(items), 8):
         for q in vlm.encode([item.read()[0] for item in items[start : start + 8]]):
             value, place = (q.flatten(0, 1) @ weight.T + bias).max(0)
@@ -66,8 +66,8 @@ def pooled(atlas, tiny_llava, pictures):
     return torch.stack(values), torch.stack(places), [item.id for item in items]
 
 
-def test_names_are_those_of_the_whole_matrix(atlas, pooled, pictures, scorer):
-    items = list(image_set(pictures).items())
+def test_names_are_those_of_the_whole_matrix(atlas, pooled, image_folder, scorer):
+    items = list(image_set(image_folder).items())
     model, words = load_scorer(str(scorer)), read_vocabulary("toyland")
     similarities = torch.cat([model.images([item.read()[0]]) for item in items]) @ model.texts(words).T
     alive = ~atlas.dead
@@ -105,7 +105,7 @@ def test_the_same_bytes_again_and_from_two_processes(atlas, spec, tmp_path):
 
 def test_other_batches_are_other_work(spec, tmp_path):
     """What the scorer saw lies in numbered files, cut by batches; two ways of cutting must not meet in one folder."""
-    pictures = save_pictures(tmp_path / "pictures", 70)
+    pictures = save_images(tmp_path / "pictures", 70)
     made = [
         es.build(spec, images=pictures, out=tmp_path / f"{size}-{turn}", work=tmp_path / "work", quiet=True,
                  settings=[f"tokens.batch_size={size}"])
@@ -163,7 +163,7 @@ def test_blocks_method_and_words_can_change_without_another_look(spec, atlas, tm
     assert len(list(work.glob("pooled-*"))) == 1
 
 
-def test_what_cannot_be_named(spec, pictures, tmp_path):
+def test_what_cannot_be_named(spec, image_folder, tmp_path):
     with pytest.raises(SpecError, match="a stream is read once"):
         es.build(spec, images=(Image.new("RGB", (28, 28)) for _ in range(30)), out=tmp_path / "a", quiet=True)
     with pytest.raises(SpecError, match=r"labels.template is 'a photo'; it says where the word goes"):
@@ -184,11 +184,11 @@ def test_what_cannot_be_named(spec, pictures, tmp_path):
         unnamed.search("dog")
 
 
-def test_unreadable_pictures_are_left_out(spec, pictures, tmp_path):
+def test_unreadable_pictures_are_left_out(spec, image_folder, tmp_path):
     import shutil
 
     folder = tmp_path / "pictures"
-    shutil.copytree(pictures, folder)
+    shutil.copytree(image_folder, folder)
     (folder / "aaa.png").write_bytes(b"no picture")
     with pytest.warns(EludeSteerWarning, match="cannot be read"):
         atlas = es.build(spec, images=folder, out=tmp_path / "a", work=tmp_path / "w", quiet=True)

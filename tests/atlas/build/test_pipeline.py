@@ -43,8 +43,8 @@ def bits(atlas):
     return (atlas.folder / "memberships.safetensors").read_bytes()
 
 
-def test_an_atlas_from_end_to_end(spec, pictures, tmp_path):
-    atlas = es.build(spec, images=pictures, out=tmp_path / "a", quiet=True)
+def test_an_atlas_from_end_to_end(spec, image_folder, tmp_path):
+    atlas = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
     tower = load_tower(spec.model)
     atlas.check(tower.layer)
     assert (atlas.d_out, atlas.d_in) == (16, 40)
@@ -52,14 +52,14 @@ def test_an_atlas_from_end_to_end(spec, pictures, tmp_path):
     assert atlas.about["layer"].endswith(LAYER)
     assert atlas.about["images"] == 40
     split = split_layer(tower.layer, atlas.members(), atlas.units)
-    q = torch.cat([q.flatten(0, 1) for q in tower.encode(_open(pictures)[:5])])
+    q = torch.cat([q.flatten(0, 1) for q in tower.encode(_open(image_folder)[:5])])
     torch.testing.assert_close(split(q), tower.layer(q), rtol=1e-4, atol=1e-4)
 
     # references are what the sub-units really do on the images named
     best = atlas.references.images[:, 0]
     for sub_unit in (0, len(atlas) - 1):
         name = atlas.image_ids[int(best[sub_unit])]
-        q = tower.encode(_open([Path(pictures) / name]))[0]
+        q = tower.encode(_open([Path(image_folder) / name]))[0]
         tile, token = int(atlas.references.tiles[sub_unit, 0]), int(atlas.references.tokens[sub_unit, 0])
         value = split.sub_units(q[tile, token].half().float())[sub_unit]
         torch.testing.assert_close(value, atlas.references.values[sub_unit, 0], rtol=1e-2, atol=1e-2)
@@ -75,18 +75,18 @@ def _open(source):
     return [Image.open(path).convert("RGB") for path in paths]
 
 
-def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, pictures, tmp_path, monkeypatch):
-    reference = bits(es.build(spec, images=pictures, out=tmp_path / "ref", threads=1, quiet=True))
+def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, image_folder, tmp_path, monkeypatch):
+    reference = bits(es.build(spec, images=image_folder, out=tmp_path / "ref", threads=1, quiet=True))
 
-    def again(name, images=pictures, **options):
+    def again(name, images=image_folder, **options):
         return bits(
             es.build(spec, images=images, out=tmp_path / name, work=tmp_path / f"work-{name}", quiet=True, **options)
         )
 
     assert again("threads", threads=3) == reference
-    paths = sorted(Path(pictures).rglob("*.png"))
+    paths = sorted(Path(image_folder).rglob("*.png"))
     for path in reversed(paths):  # written in another order, at another place, at another time
-        target = tmp_path / "moved" / path.relative_to(pictures)
+        target = tmp_path / "moved" / path.relative_to(image_folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     assert again("order", tmp_path / "moved") == reference
@@ -100,7 +100,7 @@ def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, pictures, tm
         assert again("chunks") == reference
 
 
-def test_stages_are_reused_and_redone_when_a_cause_changes(spec, pictures, tmp_path, monkeypatch):
+def test_stages_are_reused_and_redone_when_a_cause_changes(spec, image_folder, tmp_path, monkeypatch):
     ran, folder = [], stages.Build.stage_folder
 
     def counted(self, stage, key):
@@ -112,7 +112,7 @@ def test_stages_are_reused_and_redone_when_a_cause_changes(spec, pictures, tmp_p
 
     def stages_done_again(spec, **options):
         ran.clear()
-        es.build(spec, images=options.pop("images", pictures), out=tmp_path / "a", quiet=True, **options)
+        es.build(spec, images=options.pop("images", image_folder), out=tmp_path / "a", quiet=True, **options)
         return [stage for stage, had_content in ran if not had_content]
 
     assert stages_done_again(spec) == ["tokens", "rows", "clusters", "split"]
@@ -125,7 +125,7 @@ def test_stages_are_reused_and_redone_when_a_cause_changes(spec, pictures, tmp_p
     assert stages_done_again(replace(spec, clusters=replace(spec.clusters, top_k=150))) == ["rows", "clusters", "split"]
     assert stages_done_again(replace(spec, tokens=replace(spec.tokens, seed=1)))[0] == "tokens"
     assert stages_done_again(spec, settings=["tokens.per_image=7"])[0] == "tokens"
-    fewer = [str(path) for path in sorted(Path(pictures).rglob("*.png"))[:30]]
+    fewer = [str(path) for path in sorted(Path(image_folder).rglob("*.png"))[:30]]
     assert stages_done_again(spec, images=fewer)[0] == "tokens"
 
 
@@ -135,9 +135,9 @@ def _build_in_child(spec, images, out, work):
 
 
 def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny_llava, tmp_path):
-    from tests.helpers.tiny import save_pictures
+    from tests.helpers.tiny import save_images
 
-    images = save_pictures(tmp_path / "many", 320, seed=3)
+    images = save_images(tmp_path / "many", 320, seed=3)
     spec = replace(spec, clusters=replace(spec.clusters, top_k=1500, min_cluster_size=20))
     reference = bits(es.build(spec, images=images, out=tmp_path / "ref", quiet=True))
     context = multiprocessing.get_context("forkserver")
@@ -186,20 +186,20 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny
     assert not list(tmp_path.glob("killed.tmp*"))
 
 
-def test_two_processes_give_the_bytes_of_one(spec, pictures, tmp_path, capfd):
-    one = es.build(spec, images=str(pictures), out=tmp_path / "one", quiet=True)
-    two = es.build(spec, images=str(pictures), out=tmp_path / "two", work=tmp_path / "w", processes=2, quiet=True)
+def test_two_processes_give_the_bytes_of_one(spec, image_folder, tmp_path, capfd):
+    one = es.build(spec, images=str(image_folder), out=tmp_path / "one", quiet=True)
+    two = es.build(spec, images=str(image_folder), out=tmp_path / "two", work=tmp_path / "w", processes=2, quiet=True)
     for name in ("memberships.safetensors", "references.safetensors", "images.json"):
         assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
     with pytest.raises(es.EludeSteerError, match="layers 0 to 1"):
         bad = replace(spec, model=replace(spec.model, layer="layers.9.mlp.fc2"))
-        es.build(bad, images=str(pictures), out=tmp_path / "three", processes=2, quiet=True)
+        es.build(bad, images=str(image_folder), out=tmp_path / "three", processes=2, quiet=True)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_another_batch_size_agrees_nearly(spec, pictures, tmp_path):
-    one = es.build(spec, images=pictures, out=tmp_path / "a", quiet=True)
-    other = es.build(spec, images=pictures, out=tmp_path / "b", settings=["tokens.batch_size=3"], quiet=True)
+def test_another_batch_size_agrees_nearly(spec, image_folder, tmp_path):
+    one = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
+    other = es.build(spec, images=image_folder, out=tmp_path / "b", settings=["tokens.batch_size=3"], quiet=True)
     # Rounding in the tower may move a few bits or, rarely, a cluster: compared where the units fall into as many parts.
     same = [u for u in range(16) if len(one.sub_units_of(u)) == len(other.sub_units_of(u))]
     assert len(same) >= 12
@@ -231,15 +231,15 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image.convert("RGB").resize((28, 28)))).permute(2, 0, 1).float() / 255
 
 
-def test_any_torch_model_with_a_folder_a_list_or_a_stream(pictures, tmp_path):
+def test_any_torch_model_with_a_folder_a_list_or_a_stream(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block().train()
     atlas = es.disentangle(
-        model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+        model, layer="fc2", images=image_folder, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
     )
     assert model.training
     assert len(atlas) > 10
-    images = _open(pictures)
+    images = _open(image_folder)
     listed = es.disentangle(
         model, layer="fc2", images=images, preprocess=to_tensor, out=tmp_path / "b", quiet=True, **SMALL
     )
@@ -257,31 +257,31 @@ def test_any_torch_model_with_a_folder_a_list_or_a_stream(pictures, tmp_path):
     assert torch.equal(model(x), expected)
 
 
-def test_another_preprocess_is_another_build(pictures, tmp_path):
+def test_another_preprocess_is_another_build(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block()
     one = es.disentangle(
-        model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+        model, layer="fc2", images=image_folder, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
     )
     darker = es.disentangle(
-        model, layer="fc2", images=pictures, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b",
+        model, layer="fc2", images=image_folder, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b",
         quiet=True, **SMALL,
     )  # fmt: skip
     assert bits(one) != bits(darker)
 
 
-def test_a_convolution(pictures, tmp_path):
+def test_a_convolution(image_folder, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
     atlas = es.disentangle(
-        model, layer="2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
+        model, layer="2", images=image_folder, preprocess=to_tensor, out=tmp_path / "a", quiet=True, **SMALL
     )
     assert len(atlas) > 8
 
 
-def test_random_split_and_the_settings_of_the_ablations(spec, pictures, tmp_path):
+def test_random_split_and_the_settings_of_the_ablations(spec, image_folder, tmp_path):
     def built(name, *settings):
-        return es.build(spec, images=pictures, out=tmp_path / name, settings=settings, quiet=True)
+        return es.build(spec, images=image_folder, out=tmp_path / name, settings=settings, quiet=True)
 
     ours, chance = built("gap"), built("random", "split.winner_rule=random")
     assert torch.equal(ours.units, chance.units), "as many parts, cut at random"
@@ -291,15 +291,15 @@ def test_random_split_and_the_settings_of_the_ablations(spec, pictures, tmp_path
         assert len(built("x", *settings)) >= 16
 
 
-def test_warnings_and_errors(spec, pictures, tmp_path):
+def test_warnings_and_errors(spec, image_folder, tmp_path):
     with pytest.raises(SpecError, match=r"spec 'tiny' leaves the probing images open; pass --images FOLDER"):
         es.build(spec)
     with pytest.warns(
         EludeSteerWarning, match=r"top_k is 9999, but only 320 instances are stored: all of them are used"
     ):
-        es.build(spec, images=pictures, out=tmp_path / "k", settings=["clusters.top_k=9999"], quiet=True)
+        es.build(spec, images=image_folder, out=tmp_path / "k", settings=["clusters.top_k=9999"], quiet=True)
     broken = tmp_path / "broken"
-    shutil.copytree(pictures, broken)
+    shutil.copytree(image_folder, broken)
     (broken / "torn.png").write_bytes(next(broken.glob("*.png")).read_bytes()[:60])
     (broken / "text.jpg").write_text("no image")
     with pytest.warns(
@@ -312,14 +312,14 @@ def test_warnings_and_errors(spec, pictures, tmp_path):
     with pytest.raises(ImageError, match=r"none of the 1 images of .* can be read"):
         es.build(spec, images=bad, out=tmp_path / "c", quiet=True)
     with pytest.raises(SpecError, match="several processes need images that each can open"):
-        es.build(spec, images=_open(pictures), processes=2)
+        es.build(spec, images=_open(image_folder), processes=2)
     assert spec.images == ImagesSpec()
 
 
-def test_an_atlas_does_not_fit_another_model(spec, pictures, tmp_path):
+def test_an_atlas_does_not_fit_another_model(spec, image_folder, tmp_path):
     from tests.helpers.tiny import save_llava
 
-    atlas = es.build(spec, images=pictures, out=tmp_path / "a", quiet=True)
+    atlas = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
     other = es.Vlm.load(str(save_llava(tmp_path / "other", seed=1)), layer=LAYER)
     with pytest.raises(AtlasError, match="was built for other weights of this layer"):
         atlas.check(other.layer)
@@ -341,20 +341,20 @@ def test_an_atlas_does_not_fit_another_model(spec, pictures, tmp_path):
         ({"images": None}, "images cannot be taken from a NoneType"),
     ],
 )
-def test_wrong_arguments_are_one_line(pictures, change, text):
-    arguments = {"layer": "fc2", "images": pictures, "preprocess": to_tensor, "quiet": True, **SMALL, **change}
+def test_wrong_arguments_are_one_line(image_folder, change, text):
+    arguments = {"layer": "fc2", "images": image_folder, "preprocess": to_tensor, "quiet": True, **SMALL, **change}
     with pytest.raises(es.EludeSteerError, match=text):
         es.disentangle(Block(), **arguments)
 
 
-def test_what_a_model_computes_is_part_of_the_key(pictures, tmp_path):
+def test_what_a_model_computes_is_part_of_the_key(image_folder, tmp_path):
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
     second = nn.Sequential(first[0], nn.Tanh(), first[2])
 
     def split(model, name):
         atlas = es.disentangle(
-            model, layer="2", images=pictures, preprocess=to_tensor, out=tmp_path / name, quiet=True, **SMALL
+            model, layer="2", images=image_folder, preprocess=to_tensor, out=tmp_path / name, quiet=True, **SMALL
         )
         return atlas.references.values
 
@@ -367,13 +367,13 @@ def test_what_a_model_computes_is_part_of_the_key(pictures, tmp_path):
     assert torch.equal(one, split(first, "d"))
 
 
-def test_a_layer_that_runs_twice_is_refused(pictures):
+def test_a_layer_that_runs_twice_is_refused(image_folder):
     class Twice(Block):
         def forward(self, x):
             return super().forward(x) + super().forward(x)
 
     with pytest.raises(es.EludeSteerError, match="the layer ran 2 times in this forward pass"):
-        es.disentangle(Twice(), layer="fc2", images=pictures, preprocess=to_tensor, quiet=True, **SMALL)
+        es.disentangle(Twice(), layer="fc2", images=image_folder, preprocess=to_tensor, quiet=True, **SMALL)
 
 
 def _race(index, pictures, folder, queue):
@@ -390,12 +390,12 @@ def _race(index, pictures, folder, queue):
         raise
 
 
-def test_two_builds_at_once_share_their_work(pictures, tmp_path):
+def test_two_builds_at_once_share_their_work(image_folder, tmp_path):
     context = multiprocessing.get_context("forkserver")
     for round_ in range(3):
         queue, folder = context.Queue(), tmp_path / str(round_)
         folder.mkdir()
-        children = [context.Process(target=_race, args=(i, pictures, folder, queue)) for i in range(2)]
+        children = [context.Process(target=_race, args=(i, image_folder, folder, queue)) for i in range(2)]
         for child in children:
             child.start()
         one, other = queue.get(timeout=120), queue.get(timeout=120)
@@ -405,13 +405,13 @@ def test_two_builds_at_once_share_their_work(pictures, tmp_path):
         assert isinstance(one, bytes)
 
 
-def test_damaged_work_names_its_cure(pictures, tmp_path):
+def test_damaged_work_names_its_cure(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block()
 
     def run():
         return es.disentangle(
-            model, layer="fc2", images=pictures, preprocess=to_tensor, out=tmp_path / "a", work=tmp_path / "w",
+            model, layer="fc2", images=image_folder, preprocess=to_tensor, out=tmp_path / "a", work=tmp_path / "w",
             quiet=True, **SMALL,
         )  # fmt: skip
 
@@ -429,8 +429,8 @@ def test_damaged_work_names_its_cure(pictures, tmp_path):
     run()
 
 
-def test_that_nothing_was_split_is_told(spec, pictures, tmp_path):
+def test_that_nothing_was_split_is_told(spec, image_folder, tmp_path):
     with pytest.warns(
         EludeSteerWarning, match="no unit was split: no clusters of at least clusters.min_cluster_size = 190"
     ):
-        es.build(spec, images=pictures, out=tmp_path / "a", settings="clusters.min_cluster_size=190", quiet=True)
+        es.build(spec, images=image_folder, out=tmp_path / "a", settings="clusters.min_cluster_size=190", quiet=True)
