@@ -166,7 +166,7 @@ def test_a_read_only_place_is_one_line(atlas, tmp_path):
 
 PUSH_AND_PULL = """
 import sys, shutil, torch
-from elude_steer.atlas import Atlas
+from elude_steer.atlas.atlas import Atlas
 from elude_steer.errors import AtlasError
 saved = Atlas.load(sys.argv[1])
 print(saved.push_to_hub("me/small", token="hf_test"))

@@ -131,7 +131,7 @@ def test_not_utf8(tmp_path, encoding):
 
 
 def test_no_torch_is_loaded():
-    code = "import sys; from elude_steer.vocabulary import *; read_vocabulary('nouns')"
+    code = "import sys; from elude_steer.atlas.vocabulary import *; read_vocabulary('nouns')"
     code += "; print({'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

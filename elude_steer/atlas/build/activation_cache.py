@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from elude_steer.atlas.build.tokens import read_item
 from elude_steer.errors import StorageError
 from elude_steer.models.images import Item
-from elude_steer.atlas.build.tokens import read_item
-from elude_steer.utils.files import (read_tensors, write_tensors)
 from elude_steer.models.vision import Tower
+from elude_steer.utils.files import read_tensors, write_tensors
 
 _SHARE = 0.25  # of the room that is free when it begins; the rest is for others
 

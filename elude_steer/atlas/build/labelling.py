@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.build import tokens
-from elude_steer.atlas.atlas import (Atlas, References)
-from elude_steer.atlas.matching import redundant
-from elude_steer.method.clip_dissect import (GROUP, Dissection, Fit, prior)
-from elude_steer.errors import (SpecError, StorageError)
-from elude_steer.models.images import Item
-from elude_steer.utils.fingerprint import (make_key, versions)
-from elude_steer.atlas.labels import Labels
-from elude_steer.models.dual_encoder import (Embeddings, Scorer, load_scorer)
-from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.atlas.build.stages import Build
-from elude_steer.utils.files import (read_array, read_tensors, explain_write_errors, write_array, write_tensors)
+from elude_steer.atlas.labels import Labels
+from elude_steer.atlas.matching import redundant
 from elude_steer.atlas.vocabulary import read_vocabulary
+from elude_steer.errors import SpecError, StorageError
+from elude_steer.method.clip_dissect import GROUP, Dissection, Fit, prior
+from elude_steer.method.layers import sub_unit_parameters
+from elude_steer.models.dual_encoder import Embeddings, Scorer, load_scorer
+from elude_steer.models.images import Item
+from elude_steer.utils.files import explain_write_errors, read_array, read_tensors, write_array, write_tensors
+from elude_steer.utils.fingerprint import make_key, versions
 
 _BLOCK = 2 * GROUP  # sub-units whose evidence is one file
 _ROWS = 256  # pictures of one product with the words: fixed, because another shape may round differently

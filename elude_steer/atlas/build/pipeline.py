@@ -16,20 +16,29 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.utils.yaml_schema import (validate, dump_document, override)
-from elude_steer.errors import (ImageError, SpecError)
-from elude_steer.models.hooks import (find_layer, record)
-from elude_steer.models.images import (ImageSet, image_set)
-from elude_steer.atlas.manifest import (check_name, check_target)
-from elude_steer.specs import (AtlasSpec, ClustersSpec, LabelsSpec, MatcherSpec, ModelSpec, ReferencesSpec, SplitSpec, TokensSpec)
-from elude_steer.recipe_files import load_spec
 from elude_steer.atlas.build.stages import Build
-from elude_steer.utils.files import home
 from elude_steer.atlas.build.streams import with_streams
-from elude_steer.models.vision import (Tower, load_timm, load_vision)
-from elude_steer.models.loading import (as_dtype, check_device)
+from elude_steer.atlas.manifest import check_name, check_target
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.models.hooks import find_layer, record
+from elude_steer.models.images import ImageSet, image_set
+from elude_steer.models.loading import as_dtype, check_device
+from elude_steer.models.vision import Tower, load_timm, load_vision
 from elude_steer.models.vlm import Vlm
-from elude_steer.utils.parallel import (launch, worker_group)
+from elude_steer.recipe_files import load_spec
+from elude_steer.specs import (
+    AtlasSpec,
+    ClustersSpec,
+    LabelsSpec,
+    MatcherSpec,
+    ModelSpec,
+    ReferencesSpec,
+    SplitSpec,
+    TokensSpec,
+)
+from elude_steer.utils.files import home
+from elude_steer.utils.parallel import launch, worker_group
+from elude_steer.utils.yaml_schema import dump_document, override, validate
 
 
 def build(

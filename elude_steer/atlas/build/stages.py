@@ -20,21 +20,29 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
-from elude_steer.utils import optional
+from elude_steer.atlas.atlas import Atlas, References, weights_hash
 from elude_steer.atlas.build import tokens
-from elude_steer.atlas.atlas import (Atlas, References, weights_hash)
-from elude_steer.method.clustering import resolve_backend
-from elude_steer.method.contributions import (cluster_unit, unclustered)
-from elude_steer.errors import (EludeSteerWarning, SpecError)
-from elude_steer.models.images import ImageSet
-from elude_steer.utils.fingerprint import (make_key, versions)
 from elude_steer.atlas.build.activation_cache import Looks
-from elude_steer.utils.memory import (reset_peak, peak_megabytes)
-from elude_steer.specs import AtlasSpec
-from elude_steer.method.layers import (layer_parameters, sub_unit_parameters)
+from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.method.clustering import resolve_backend
+from elude_steer.method.contributions import cluster_unit, unclustered
+from elude_steer.method.layers import layer_parameters, sub_unit_parameters
 from elude_steer.method.splitting import split_unit
-from elude_steer.utils.files import (read_array, read_tensors, remove_leftovers, explain_write_errors, write_array, write_file, write_tensors)
+from elude_steer.models.images import ImageSet
 from elude_steer.models.vision import Tower
+from elude_steer.specs import AtlasSpec
+from elude_steer.utils import optional
+from elude_steer.utils.files import (
+    explain_write_errors,
+    read_array,
+    read_tensors,
+    remove_leftovers,
+    write_array,
+    write_file,
+    write_tensors,
+)
+from elude_steer.utils.fingerprint import make_key, versions
+from elude_steer.utils.memory import peak_megabytes, reset_peak
 from elude_steer.utils.parallel import WorkerGroup
 
 _LOG = logging.getLogger(__name__)

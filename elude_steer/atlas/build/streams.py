@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from elude_steer.atlas.build import tokens
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.utils.fingerprint import make_key
-from elude_steer.method.layers import sub_unit_parameters
+from elude_steer.atlas.build import tokens
 from elude_steer.atlas.build.stages import Build
-from elude_steer.utils.files import (read_tensors, write_tensors)
+from elude_steer.method.layers import sub_unit_parameters
+from elude_steer.utils.files import read_tensors, write_tensors
+from elude_steer.utils.fingerprint import make_key
 
 FIRES = 0.7  # of its reference activation: from there on a sub-unit counts as firing
 _GROUPS = 16  # of pictures, each summed up in one file; fixed, because sums in another order round differently

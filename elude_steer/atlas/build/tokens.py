@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.errors import (ImageError, ModelError, StorageError)
-from elude_steer.models.images import (ImageSet, Item)
-from elude_steer.utils.files import (explain_write_errors, write_array, write_file)
+from elude_steer.errors import ImageError, ModelError, StorageError
+from elude_steer.models.images import ImageSet, Item
 from elude_steer.models.vision import Tower
+from elude_steer.utils.files import explain_write_errors, write_array, write_file
 
 # Which image, tile of it and token of the tile an instance was.
 PLACE = np.dtype([("image", np.int32), ("tile", np.uint16), ("token", np.uint16)])

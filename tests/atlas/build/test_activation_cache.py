@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import elude_steer as es
-from elude_steer.atlas.build import activation_cache
-from elude_steer.models import vision
-from elude_steer.errors import StorageError
 from demos.toyland import labeller
+from elude_steer.atlas.build import activation_cache
+from elude_steer.errors import StorageError
+from elude_steer.models import vision
 from tests.helpers.tiny import save_images
 
 SPEC = """
@@ -58,7 +58,7 @@ def test_one_pass_is_enough_and_gives_the_same_bits(folder, tmp_path, counted, m
     counted.clear()
     assert built(folder, tmp_path / "thrice", "tokens.reuse=false", threads=1) == once
     assert len(counted) == 3 * PICTURES  # tokens, streams, names
-    monkeypatch.setattr(looks, "_SHARE", 0.0)  # a disk without room
+    monkeypatch.setattr(activation_cache, "_SHARE", 0.0)  # a disk without room
     assert built(folder, tmp_path / "full", threads=1) == once
 
 
@@ -94,5 +94,5 @@ def test_a_disk_that_fills_up_meanwhile_only_costs_time(folder, tmp_path, monkey
     def full(path, tensors):
         raise StorageError(f"no room for '{path}'")
 
-    monkeypatch.setattr(looks, "write_tensors", full)
+    monkeypatch.setattr(activation_cache, "write_tensors", full)
     assert built(folder, tmp_path / "full", threads=1) == once

@@ -7,14 +7,14 @@ import torch
 from PIL import Image
 
 import elude_steer as es
-from elude_steer.method.clip_dissect import (Dissection, dissect)
-from elude_steer.errors import (AtlasError, EludeSteerWarning, SpecError)
-from elude_steer.models.images import image_set
-from elude_steer.atlas.build.tokens import strongest_patches
-from elude_steer.models.dual_encoder import load_scorer
 from demos.toyland import labeller
-from elude_steer.models.vlm import Vlm
+from elude_steer.atlas.build.tokens import strongest_patches
 from elude_steer.atlas.vocabulary import read_vocabulary
+from elude_steer.errors import AtlasError, EludeSteerWarning, SpecError
+from elude_steer.method.clip_dissect import Dissection, dissect
+from elude_steer.models.dual_encoder import load_scorer
+from elude_steer.models.images import image_set
+from elude_steer.models.vlm import Vlm
 from tests.helpers.tiny import save_images
 
 SPEC = """

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import elude_steer as es
-from elude_steer.atlas.build import (tokens, stages)
-from elude_steer.errors import (AtlasError, EludeSteerWarning, ImageError, SpecError)
-from elude_steer.models.hooks import (find_layer, swap_module)
+from elude_steer.atlas.build import stages, tokens
 from elude_steer.atlas.build.pipeline import load_tower
-from elude_steer.specs import (AtlasSpec, ClustersSpec, ImagesSpec, ModelSpec, SplitSpec, TokensSpec)
+from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, SpecError
 from elude_steer.method.layers import split_layer
+from elude_steer.models.hooks import find_layer, swap_module
+from elude_steer.specs import AtlasSpec, ClustersSpec, ImagesSpec, ModelSpec, SplitSpec, TokensSpec
 
 LAYER = "layers.1.mlp.fc2"
 
@@ -92,11 +92,11 @@ def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, image_folder
     assert again("order", tmp_path / "moved") == reference
     with monkeypatch.context() as patch:
         plan = tokens.TokenPlan
-        patch.setattr(probing, "TokenPlan", lambda *a: replace(plan(*a[:4]), shard=12))
+        patch.setattr(tokens, "TokenPlan", lambda *a: replace(plan(*a[:4]), shard=12))
         assert again("shards") == reference
     strongest = tokens.strongest
     with monkeypatch.context() as patch:
-        patch.setattr(probing, "strongest", lambda *a, **k: strongest(*a, chunk_blocks=1))
+        patch.setattr(tokens, "strongest", lambda *a, **k: strongest(*a, chunk_blocks=1))
         assert again("chunks") == reference
 
 
@@ -292,7 +292,7 @@ def test_random_split_and_the_settings_of_the_ablations(spec, image_folder, tmp_
 
 
 def test_warnings_and_errors(spec, image_folder, tmp_path):
-    with pytest.raises(SpecError, match=r"spec 'tiny' leaves the probing images open; pass --images FOLDER"):
+    with pytest.raises(SpecError, match=r"spec 'tiny' leaves the tokens images open; pass --images FOLDER"):
         es.build(spec)
     with pytest.warns(
         EludeSteerWarning, match=r"top_k is 9999, but only 320 instances are stored: all of them are used"

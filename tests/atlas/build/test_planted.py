@@ -7,7 +7,7 @@ import torch
 from elude_steer.method.clustering import Clusters
 from elude_steer.method.splitting import UnitSplit
 from tests.helpers import planted
-from tests.helpers.planted import (LEVELS, RULES, Found, find, measure, plant, trial)
+from tests.helpers.planted import LEVELS, RULES, Found, find, measure, plant, trial
 
 SEEDS = range(5)
 CONCEPTS = range(2, 9)

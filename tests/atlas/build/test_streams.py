@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 import elude_steer as es
-from elude_steer.models import vision
 from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.streams import FIRES, contrast, fired, on
 from elude_steer.errors import AtlasError
-from elude_steer.recipe_files import load_spec
-from elude_steer.atlas.build.streams import (FIRES, contrast, fired, on)
+from elude_steer.models import vision
 from elude_steer.models.vlm import Vlm
+from elude_steer.recipe_files import load_spec
 from tests.atlas.test_atlas import make_atlas
 
 

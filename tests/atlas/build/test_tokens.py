@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.build import tokens
-from elude_steer.errors import (ImageError, ModelError)
+from elude_steer.atlas.build.tokens import TokenPlan, TokenStore, collect_shard, merge_shards, shards, strongest
+from elude_steer.errors import ImageError, ModelError
 from elude_steer.models.images import image_set
-from elude_steer.atlas.build.tokens import (TokenPlan, TokenStore, collect_shard, merge_shards, shards, strongest)
 from elude_steer.models.vision import Tower
 
 
@@ -99,10 +99,10 @@ def test_merging_goes_on_where_it_was(tower, images, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         append(*args)
 
-    monkeypatch.setattr(probing, "_append", interrupted)
+    monkeypatch.setattr(tokens, "_append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         merge_shards(folder, 6, "test")
-    monkeypatch.setattr(probing, "_append", append)
+    monkeypatch.setattr(tokens, "_append", append)
     merge_shards(folder, 6, "test")
     merge_shards(folder, 6, "test")
     assert torch.equal(TokenStore(folder).read(0, 99), whole.read(0, 99))
@@ -144,7 +144,7 @@ def store(tower, images, tmp_path):
 @pytest.mark.parametrize("k", [1, 7, 100, 391, 5000])
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monkeypatch):
-    monkeypatch.setattr(probing, "_BLOCK", 16)  # several chunks of a small store
+    monkeypatch.setattr(tokens, "_BLOCK", 16)  # several chunks of a small store
     w, b = tower.layer.weight.detach(), tower.layer.bias.detach() - 3  # negative values must be able to enter
     values, rows = strongest(store, w, b, k, chunk_blocks=chunk)
     everything = (store.read(0, len(store)) @ w.T + b).T

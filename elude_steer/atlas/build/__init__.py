@@ -1,0 +1,1 @@
+"""Builds an atlas from a model, a layer and images, one stage after the other."""
