@@ -67,7 +67,7 @@ def main() -> None:
             (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, moved / path.relative_to(images))
         rows, reference = [], None
-        plan, strongest = tokens.TokenPlan, tokens.strongest
+        plan, strongest = tokens.TokenPlan, tokens.strongest_instances
         size = spec.tokens.batch_size
         ways = {
             "one thread": {"threads": 1},
@@ -83,7 +83,7 @@ def main() -> None:
         for number, (way, change) in enumerate(ways.items()):
             shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
             tokens.TokenPlan = lambda *a, shard=shard: replace(plan(*a[:4]), shard=shard)
-            tokens.strongest = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
+            tokens.strongest_instances = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
             start = time.perf_counter()
             where = {
                 "images": images,

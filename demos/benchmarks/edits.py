@@ -43,7 +43,7 @@ def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
     cache: dict[int, list[list[str]]] = {}
     vocabulary = (*toyland.OBJECTS, *toyland.PLACES, "clutter")
     index = {word: number for number, word in enumerate(vocabulary)}
-    keep = atlas.named().words.shape[1]
+    keep = atlas.require_labels().words.shape[1]
     words = np.full((len(atlas), keep), -1, np.int32)
     scores = np.full((len(atlas), keep), -np.inf, np.float32)
     refs = atlas.references
@@ -58,7 +58,7 @@ def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
             seen[cache[number][int(tile)][int(token)]] += 1
         for place, (word, count) in enumerate(seen.most_common(keep)):
             words[sub_unit, place], scores[sub_unit, place] = index[word], count / sum(seen.values())
-    labels = Labels(vocabulary, words, scores, atlas.named().groups, {"scorer": "the truth"})
+    labels = Labels(vocabulary, words, scores, atlas.require_labels().groups, {"scorer": "the truth"})
     return replace(atlas, labels=labels)
 
 

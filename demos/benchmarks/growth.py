@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 import elude_steer as es
-from elude_steer.atlas.build.tokens import TokenStore, strongest
-from elude_steer.atlas.matching import rank
+from elude_steer.atlas.build.tokens import TokenStore, strongest_instances
+from elude_steer.atlas.matching import rank_sub_units
 from elude_steer.cli.steer import hide_loading_bars
 from elude_steer.method.clip_dissect import Dissection, dissect
 from elude_steer.method.clustering import cluster
@@ -116,7 +116,9 @@ def matched(sub_units: int) -> Callable[[], Any]:
     rng = np.random.default_rng(0)
     words = rng.integers(0, WORDS, (sub_units, 32)).astype(np.int32)
     scores, similarities = rng.random((sub_units, 32), np.float32), rng.random(WORDS)
-    return lambda: [rank(similarities, words, scores, kappa=24, by=by) for by in ("label", "score") for _ in range(5)]
+    return lambda: [
+        rank_sub_units(similarities, words, scores, kappa=24, by=by) for by in ("label", "score") for _ in range(5)
+    ]
 
 
 def slope(times: Sequence[int], seconds: Sequence[float]) -> float:
@@ -133,7 +135,7 @@ def measured(times: int) -> dict[str, Any]:
         q = store.read(0, INSTANCES * times)
         vectors = contributions(q, weight[3])
         seconds = {stage: stages[stage] for stage in ("collecting", "pooling", "scoring")}
-        seconds["ranking"] = best_of(lambda: strongest(store, weight[:64], bias[:64], 1000))
+        seconds["ranking"] = best_of(lambda: strongest_instances(store, weight[:64], bias[:64], 1000))
         for backend in ("exact", "fast"):
             seconds[f"clustering, {backend}"] = best_of(partial(cluster, vectors, backend=backend, min_cluster_size=30))
         seconds["naming"] = best_of(dissected(SUB_UNITS * times))

@@ -168,7 +168,7 @@ class Atlas:
         wanted = torch.as_tensor(sub_units, dtype=torch.long)
         return SubUnits(*self.parameters(wanted, weight, bias), self.units[wanted].to(weight.device))
 
-    def levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
+    def target_levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
         """What "on" is for the sub-units of one concept, `(n,)`.
 
         Args:
@@ -186,14 +186,14 @@ class Atlas:
         carried = self.streams[wanted].float().mean(0)[units] if len(wanted) else torch.empty(0)
         return carried / torch.bincount(units, minlength=self.d_out)[units]
 
-    def rest(self, sub_units: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    def stream_outside(self, sub_units: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """What the stream carries where a concept is, on the units that have none of its sub-units, `(d_out,)`."""
         wanted = torch.as_tensor(sub_units, dtype=torch.long)
-        self.levels([], "stream")  # raises where there are no streams
+        self.target_levels([], "stream")  # raises where there are no streams
         carried = self.streams[wanted].float().mean(0)  # type: ignore[index]
         return carried.index_fill(0, self.units[wanted], 0.0)
 
-    def named(self) -> Labels:
+    def require_labels(self) -> Labels:
         """The labels; raises where sub-units have no names."""
         if self.labels is None:
             raise AtlasError(
@@ -207,10 +207,10 @@ class Atlas:
         spec = dict(self.about.get("spec", {}).get("matcher", {}))
         if not spec:
             raise AtlasError(f"atlas '{self.name}' names no matcher; build it again with a matcher section.")
-        spec["trust_remote_code"] = self.trusts(spec["trust_remote_code"], trust_remote_code)
+        spec["trust_remote_code"] = self.allows_remote_code(spec["trust_remote_code"], trust_remote_code)
         return load_matcher(spec.pop("id"), **spec)
 
-    def trusts(self, written: bool, asked: bool | None) -> bool:
+    def allows_remote_code(self, written: bool, asked: bool | None) -> bool:
         """Whether foreign code may run: as asked; else as the spec says, but not that of an atlas from the Hub."""
         return asked if asked is not None else written and not self.downloaded
 
@@ -228,7 +228,7 @@ class Atlas:
         Example:
             >>> atlas.search("puppy", limit=3)
         """
-        labels = self.named()
+        labels = self.require_labels()
         matcher = self.matcher(trust_remote_code=trust_remote_code)
         return labels.search(matcher, word, self.units.numpy(), limit=limit, by=by)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elude_steer.atlas.matching import check_word, rank
+from elude_steer.atlas.matching import normalize_word, rank_sub_units
 from elude_steer.errors import AtlasError
 from elude_steer.models.matcher import Matcher, vocabulary_vectors
 from elude_steer.utils.files import read_tensors, write_file, write_tensors
@@ -70,7 +70,7 @@ class Labels:
         pairs = zip(self.words[sub_unit, :limit].tolist(), self.scores[sub_unit, :limit].tolist(), strict=True)
         return [(self.vocabulary[word], score) for word, score in pairs if word >= 0]
 
-    def grouped(self) -> list[dict[str, Any]]:
+    def redundant_groups(self) -> list[dict[str, Any]]:
         """The groups of sub-units that say the same, largest first; those alone are left out."""
         found: dict[int, list[int]] = {}
         for sub_unit, first in enumerate(self.groups.tolist()):
@@ -86,9 +86,9 @@ class Labels:
             for members in groups
         ]
 
-    def closeness(self, matcher: Matcher, word: str) -> np.ndarray:
+    def similarities(self, matcher: Matcher, word: str) -> np.ndarray:
         """Cosines of a word and the whole vocabulary, `(M,)`."""
-        wanted = check_word(word)
+        wanted = normalize_word(word)
         return vocabulary_vectors(matcher, self.vocabulary) @ matcher.embed([wanted])[0]
 
     def search(self, matcher: Matcher, word: str, units: np.ndarray, *, limit: int, by: str) -> list[Match]:
@@ -106,7 +106,7 @@ class Labels:
         return {}
 
     def _search(self, matcher: Matcher, word: str, units: np.ndarray, limit: int, by: str) -> list[Match]:
-        found = rank(self.closeness(matcher, word), self.words, self.scores, kappa=limit, by=by)
+        found = rank_sub_units(self.similarities(matcher, word), self.words, self.scores, kappa=limit, by=by)
         first = np.searchsorted(units, units[found.sub_units])
         rows = zip(found.sub_units, first, found.via, found.similarity, found.score, strict=True)
         return [

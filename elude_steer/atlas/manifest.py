@@ -14,8 +14,8 @@ from elude_steer.errors import AtlasError, SpecError, StorageError, closest
 from elude_steer.utils.files import home, is_leftover, resolve_id, restore, write_file
 
 FORMAT = 1
-NAME = "manifest.json"
-EMBEDDED = "toyland"  # the atlas that comes with the package
+MANIFEST = "manifest.json"
+EMBEDDED_ATLAS = "toyland"  # the atlas that comes with the package
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,15 +23,17 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     files = {path.relative_to(folder).as_posix(): _hash(path) for path in _files(folder)}
     manifest = {"format": FORMAT, **content, "files": dict(sorted(files.items()))}
     manifest["checksum"] = _checksum(manifest)
-    write_file(folder / NAME, lambda file: file.write(_text(manifest).encode()))
+    write_file(folder / MANIFEST, lambda file: file.write(_text(manifest).encode()))
     return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an atlas, checked against its own checksum."""
-    path = folder / NAME
+    path = folder / MANIFEST
     if not path.is_file():
-        raise AtlasError(f"'{folder}' is no atlas: it has no {NAME}; `elude-steer atlases list` shows those at hand.")
+        raise AtlasError(
+            f"'{folder}' is no atlas: it has no {MANIFEST}; `elude-steer atlases list` shows those at hand."
+        )
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -42,7 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise AtlasError(_damaged(folder, NAME))
+        raise AtlasError(_damaged(folder, MANIFEST))
     if manifest["format"] != FORMAT:
         raise AtlasError(
             f"atlas '{folder}' has format {manifest['format']}, this version reads {FORMAT}; "
@@ -61,16 +63,16 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
             raise AtlasError(_damaged(folder, name))
 
 
-def atlases() -> Iterator[tuple[str, Path]]:
+def list_atlases() -> Iterator[tuple[str, Path]]:
     """The atlases at hand by name: those under `ELUDE_STEER_HOME/atlases`, then those that come with the package."""
     own = set()
     for path in sorted((home() / "atlases").glob("*")):
-        if (path / NAME).is_file() and not is_leftover(path):
+        if (path / MANIFEST).is_file() and not is_leftover(path):
             own.add(path.name)
             yield path.name, path
     embedded = Path(resolve_id("toyland/atlas"))
-    if (embedded / NAME).is_file() and EMBEDDED not in own:
-        yield EMBEDDED, embedded
+    if (embedded / MANIFEST).is_file() and EMBEDDED_ATLAS not in own:
+        yield EMBEDDED_ATLAS, embedded
 
 
 def find_atlas(name: str | Path) -> Path | None:
@@ -78,8 +80,8 @@ def find_atlas(name: str | Path) -> Path | None:
     path = Path(name).expanduser()
     for place in (path, home() / "atlases" / path.name):
         restore(place)
-    known = dict(atlases())
-    if (path / NAME).is_file() or (path.is_dir() and str(name) not in known):
+    known = dict(list_atlases())
+    if (path / MANIFEST).is_file() or (path.is_dir() and str(name) not in known):
         return path
     if str(name) in known:
         return known[str(name)]
@@ -106,8 +108,8 @@ def check_target(folder: Path) -> Path:
     held = next(target.iterdir(), None)
     if held is None:
         return target
-    if (target / NAME).is_file():  # an atlas may be replaced, what else lies in its folder may not
-        ours = {NAME, *read_manifest(target)["files"]}
+    if (target / MANIFEST).is_file():  # an atlas may be replaced, what else lies in its folder may not
+        ours = {MANIFEST, *read_manifest(target)["files"]}
         inside = (path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
         held = next((target / name for name in inside if name not in ours), None)
     if held is not None:
@@ -129,7 +131,7 @@ def _damaged(folder: Path, name: str) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME]
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
 
 
 def _hash(path: Path) -> str:

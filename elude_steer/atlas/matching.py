@@ -9,10 +9,10 @@ import numpy as np
 from elude_steer.errors import SpecError
 
 # Two words of the vocabulary are equally close to the wanted one if their cosines differ by no more than this.
-NEAR = 0.02
+TIE_MARGIN = 0.02
 
 
-def check_word(word: object) -> str:
+def normalize_word(word: object) -> str:
     """The word as it is matched, without white space around it; raises where there is none."""
     if not isinstance(word, str):
         raise SpecError(f"a concept is a word, not a {type(word).__name__} ({word!r}).")
@@ -38,7 +38,9 @@ class Ranking:
     score: np.ndarray
 
 
-def rank(similarities: np.ndarray, words: np.ndarray, scores: np.ndarray, *, kappa: int, by: str = "label") -> Ranking:
+def rank_sub_units(
+    similarities: np.ndarray, words: np.ndarray, scores: np.ndarray, *, kappa: int, by: str = "label"
+) -> Ranking:
     """The `kappa` sub-units that match a word best.
 
     Args:
@@ -57,7 +59,7 @@ def rank(similarities: np.ndarray, words: np.ndarray, scores: np.ndarray, *, kap
         return Ranking(named[order], via[order], similarity[order], score[order])
     if by != "score":
         raise SpecError(f"by is '{by}'; it is 'label' or 'score'.")
-    near = similarities >= similarities.max() - NEAR
+    near = similarities >= similarities.max() - TIE_MARGIN
     hit = near[words] & (words >= 0)
     named = np.flatnonzero(hit.any(1))
     at = np.where(hit[named], scores[named], -np.inf).argmax(1)
@@ -66,7 +68,9 @@ def rank(similarities: np.ndarray, words: np.ndarray, scores: np.ndarray, *, kap
     return Ranking(named[order], via[order], similarities[via][order], score[order])
 
 
-def redundant(correlations: np.ndarray, units: np.ndarray, strength: np.ndarray, least: float = 0.8) -> np.ndarray:
+def group_redundant(
+    correlations: np.ndarray, units: np.ndarray, strength: np.ndarray, least: float = 0.8
+) -> np.ndarray:
     """Which sub-units say the same: a group number each, `(S,)` int64, numbered by their first member.
 
     The strongest sub-unit that is in no group yet leads one and takes in everybody of other units who is correlated

@@ -18,17 +18,17 @@ _FRAME = (255, 214, 64)
 
 
 @dataclass(frozen=True, eq=False)
-class Specimens:
+class ReferenceImages:
     """The reference pictures of an atlas: its thumbnails, or the probing images themselves where they are at hand."""
 
     atlas: Atlas
     vlm: Vlm
 
-    def of_sub_unit(self, sub_unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
+    def for_sub_unit(self, sub_unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
         """The pictures where a sub-unit fires most, strongest first; none where they are nowhere to be found."""
         return self._strip(self.atlas.references, sub_unit, count, side)
 
-    def of_unit(self, unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
+    def for_unit(self, unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
         """The same for a whole unit, as it was before the split."""
         return self._strip(self.atlas.unit_references, unit, count, side)
 
@@ -39,7 +39,7 @@ class Specimens:
             read = self._picture(image)
             if read is not None:
                 picture, size = read
-                found.append(self._marked(picture, size, tile, token, side))
+                found.append(self._draw_frame(picture, size, tile, token, side))
         return found
 
     def _picture(self, image: int) -> tuple[Image.Image, tuple[int, int]] | None:
@@ -68,7 +68,7 @@ class Specimens:
         except (OSError, EludeSteerError):
             return {}
 
-    def _marked(self, picture: Image.Image, size: tuple[int, int], tile: int, token: int, side: int) -> Image.Image:
+    def _draw_frame(self, picture: Image.Image, size: tuple[int, int], tile: int, token: int, side: int) -> Image.Image:
         shown = fit_within(picture, side)
         boxes, patch = self.vlm.grid(size).boxes, token - self.vlm.layout.before
         if tile < len(boxes) and 0 <= patch < boxes.shape[1]:

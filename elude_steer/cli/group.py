@@ -67,12 +67,12 @@ def atlases() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_atlases(as_json: bool) -> None:
     """List the atlases under ELUDE_STEER_HOME."""
-    from elude_steer.atlas.manifest import atlases, read_manifest
+    from elude_steer.atlas.manifest import list_atlases, read_manifest
     from elude_steer.errors import AtlasError
     from elude_steer.utils.files import home
 
     rows = []
-    for name, path in atlases():
+    for name, path in list_atlases():
         try:
             rows.append({"name": name, "path": str(path), **_summary(read_manifest(path))})
         except AtlasError as error:  # the others are still of use
@@ -168,7 +168,7 @@ def concepts(
     from elude_steer.atlas.atlas import Atlas
 
     loaded = Atlas.load(atlas)
-    labels = loaded.named()
+    labels = loaded.require_labels()
     if like is not None:
         found = loaded.search(like, limit=limit, by=by, trust_remote_code=trust_remote_code)
         rows = [match._asdict() for match in found]
@@ -176,7 +176,7 @@ def concepts(
             row |= {"similarity": round(row["similarity"], 4), "score": round(row["score"], 4)}
         _show(rows, ("sub_unit", "unit", "part", "label", "via", "similarity", "score"), as_json, head=True)
     elif group:
-        _show(labels.grouped()[:limit], ("sub_units", "label", "members"), as_json, head=True)
+        _show(labels.redundant_groups()[:limit], ("sub_units", "label", "members"), as_json, head=True)
     else:
         rows = [{"label": label, "sub_units": count} for label, count in labels.counts.items()]
         _show(rows[:limit], ("label", "sub_units"), as_json, head=True)

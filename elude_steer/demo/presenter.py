@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from elude_steer.atlas.reference_images import Specimens
+from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.demo import html_parts
 from elude_steer.demo.session import (
     SHOWN,
@@ -61,9 +61,9 @@ class Page:
         # Strangers bring no huge pictures, and are not told where the atlas lies.
         self.most = 20_000_000 if public else MOST_PIXELS
         self.atlas = steerer.atlas.name if public else known_as(steerer)
-        self.specimens = Specimens(steerer.atlas, steerer.vlm)
+        self.specimens = ReferenceImages(steerer.atlas, steerer.vlm)
         self.own = Settings.of(steerer.defaults)
-        self.words = list(steerer.atlas.named().counts)
+        self.words = list(steerer.atlas.require_labels().counts)
         self._running: dict[str, _Work] = {}
         self._fresh = itertools.count(1)
         # Two threads for all that is heavy, always the same: each keeps memory of its own for what it once computed.
@@ -222,7 +222,7 @@ class Page:
 
     def concepts(self) -> str:
         """Every label of the atlas, the most frequent first."""
-        counts = self.steerer.atlas.named().counts
+        counts = self.steerer.atlas.require_labels().counts
         rows = [({"word": word}, (word, count)) for word, count in counts.items()]
         return html_parts.table("All concepts", ("concept", "sub-units"), rows)
 
@@ -230,7 +230,7 @@ class Page:
         """The sub-units that match a word."""
         check_length(word)
         atlas = self.steerer.atlas
-        matches = atlas.named().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="label")
+        matches = atlas.require_labels().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="label")
         rows = [
             ({"sub_unit": m.sub_unit}, (m.label, round(m.similarity, 2), round(m.score, 1), m.unit, m.sub_unit))
             for m in matches
@@ -246,7 +246,7 @@ class Page:
         atlas = self.steerer.atlas
         if type(sub_unit) is not int or not 0 <= sub_unit < len(atlas):
             raise SpecError(f"there is no sub-unit {sub_unit}; atlas '{atlas.name}' has 0 to {len(atlas) - 1}.")
-        labels, unit = atlas.named(), int(atlas.units[sub_unit])
+        labels, unit = atlas.require_labels(), int(atlas.units[sub_unit])
         parts = [
             html_parts.choice(f"{labels[one] or 'without a name'} ({one})", {"sub_unit": one})
             for one in atlas.sub_units_of(unit)
@@ -255,8 +255,8 @@ class Page:
         name = labels[sub_unit] or "without a name"
         return (
             '<div class="specimens">'
-            + html_parts.strip(f"Sub-unit {sub_unit}: {name}", self.specimens.of_sub_unit(sub_unit))
-            + html_parts.strip(f"Unit {unit}, before the split", self.specimens.of_unit(unit))
+            + html_parts.strip(f"Sub-unit {sub_unit}: {name}", self.specimens.for_sub_unit(sub_unit))
+            + html_parts.strip(f"Unit {unit}, before the split", self.specimens.for_unit(unit))
             + (f"<h3>What else the unit was split into</h3>{html_parts.choices('parts', parts)}" if parts else "")
             + "</div>"
         )

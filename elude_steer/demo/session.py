@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from elude_steer.atlas.manifest import EMBEDDED
+from elude_steer.atlas.manifest import EMBEDDED_ATLAS
 from elude_steer.demo import html_parts
 from elude_steer.errors import ImageError, SpecError
 from elude_steer.models.images import MOST_PIXELS, open_image
@@ -175,7 +175,7 @@ def python_call(image: str, wanted: Wanted, atlas: str, *, mask: str | None = No
     parts += [f"where={mask!r}"] if mask else []
     parts += [f"{name}={value!r}" for name, value in wanted.settings.items()]
     parts += [f"prompt={wanted.prompt!r}"] if wanted.prompt not in ("", PROMPT) else []
-    parts += [f"atlas={atlas!r}"] if atlas != EMBEDDED else []
+    parts += [f"atlas={atlas!r}"] if atlas != EMBEDDED_ATLAS else []
     return f"import elude_steer as es\n\nes.steer({', '.join(parts)}).caption"
 
 

@@ -17,7 +17,7 @@ import torch
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.reference_images import Specimens
+from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.errors import EludeSteerWarning, SpecError, closest
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
 from elude_steer.evaluation.measures.dictionary import collinearity, effective_rank, stability
@@ -282,13 +282,13 @@ def _collages(found: Evaluation, units: int = 4) -> str:
     """The units that fell into most parts: their sixteen strongest pictures, and four of each of their parts."""
     if not isinstance(found.tower, Vlm):
         return ""
-    atlas, specimens = found.atlas, Specimens(found.atlas, found.tower)
+    atlas, specimens = found.atlas, ReferenceImages(found.atlas, found.tower)
     counts = torch.bincount(atlas.units, minlength=atlas.d_out)
     shown = []
     for unit in counts.sort(descending=True, stable=True).indices[:units].tolist():
-        rows = [("before the split", specimens.of_unit(unit, 16, 96))]
+        rows = [("before the split", specimens.for_unit(unit, 16, 96))]
         rows += [
-            (atlas.labels[one] if atlas.labels is not None else f"sub-unit {one}", specimens.of_sub_unit(one, 4, 96))
+            (atlas.labels[one] if atlas.labels is not None else f"sub-unit {one}", specimens.for_sub_unit(one, 4, 96))
             for one in atlas.sub_units_of(unit)
         ]
         if rows[0][1]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.build.streams import on
+from elude_steer.atlas.build.streams import firing_reference
 from elude_steer.errors import ModelError
 from elude_steer.method.layers import SubUnits, layer_parameters
 from elude_steer.steering.patches import strongest_mask, word_mask
@@ -78,7 +78,9 @@ class Surroundings:
     def of(cls, atlas: Atlas, layer: nn.Module) -> Surroundings:
         """Those of an atlas, on the layer's device."""
         device = next(layer.parameters()).device
-        return cls(atlas, atlas.sub_units(range(len(atlas)), layer), on(atlas.references.activation).to(device))
+        return cls(
+            atlas, atlas.sub_units(range(len(atlas)), layer), firing_reference(atlas.references.activation).to(device)
+        )
 
     def strongest(self, q: torch.Tensor, count: int, without: torch.Tensor) -> torch.Tensor:
         """The sub-units that fire most on the mean over some tokens, `(count,)`.
@@ -133,7 +135,7 @@ class Prepared:
                 amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = atlas.references.activation[list(numbers)].to(device)
                 reach = plan.reach_of(concept)
-                rest = reach * atlas.rest(numbers).to(device) if reach else None
+                rest = reach * atlas.stream_outside(numbers).to(device) if reach else None
                 parts.append(Part(concept, own, amounts, reference, rest))
         every = surroundings or (lambda: Surroundings.of(atlas, layer))
         return cls(plan, tuple(parts), atlas.d_out, shape, every)
@@ -156,7 +158,7 @@ class Prepared:
             minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
             if not minus:
                 raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
-            shares = [one.activations(q, known)[:, before:] / on(one.reference) for one in minus]
+            shares = [one.activations(q, known)[:, before:] / firing_reference(one.reference) for one in minus]
             region = word_mask(torch.cat(shares, -1).mean(-1), part.concept.settings, (rows, columns))
         return F.pad(region, (before, 0))
 
@@ -225,7 +227,7 @@ class Prepared:
         every, how = self.surroundings(), part.concept.settings
         edited = torch.tensor([edit.sub_unit for edit in self.plan.edits], device=q.device)
         chosen = every.strongest(q[outside], how.fill, edited)
-        amounts = how.beta * every.atlas.levels(chosen.cpu(), how.level).to(q.device)
+        amounts = how.beta * every.atlas.target_levels(chosen.cpu(), how.level).to(q.device)
         rows = every.rows.some(chosen)
         rows.add(total, (amounts - rows.activations(q)) * region[..., None])
 
@@ -246,7 +248,7 @@ class Prepared:
         found: dict[str, tuple[Any, Any]] = {}
         for part in self.parts:
             now = part.activations(q)
-            fires = (now / on(part.reference)).clamp_min(0).mean(-1)
+            fires = (now / firing_reference(part.reference)).clamp_min(0).mean(-1)
             if part.concept.sets or part.concept.settings.fits:
                 touched = self.region(part, q, covers).float()
             else:

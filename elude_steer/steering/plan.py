@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from elude_steer.atlas.matching import check_word
+from elude_steer.atlas.matching import normalize_word
 from elude_steer.errors import SpecError
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import Settings
@@ -208,9 +208,9 @@ def make_plan(
         if how.mode == "scale" and place is not None:
             notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
         if how.mode == "place" and role == "minus" and how.fill:
-            atlas.levels([], how.level)  # raises where the atlas has none
+            atlas.target_levels([], how.level)  # raises where the atlas has none
         if how.mode == "place" and how.reach:
-            atlas.levels([], "stream")
+            atlas.target_levels([], "stream")
         concept, note = _concept(atlas, matcher, word, role, how)
         concepts.append(replace(concept, where=places[word, role]))
         notes += note
@@ -246,16 +246,16 @@ def _words(role: str, given: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
     for word, own in pairs:
         if not isinstance(own, Mapping):
             raise SpecError(f"the settings of '{word}' are a mapping, not {own!r}: {role}={{{word!r}: {{'nu': 6}}}}.")
-        found[check_word(word), role] = own
+        found[normalize_word(word), role] = own
     return found
 
 
 def _levels(atlas: Atlas, sub_units: list[int], how: Settings) -> list[float]:
-    return [float(value) for value in how.beta * atlas.levels(sub_units, how.level)]
+    return [float(value) for value in how.beta * atlas.target_levels(sub_units, how.level)]
 
 
 def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings) -> tuple[Concept, list[str]]:
-    labels, notes = atlas.named(), []
+    labels, notes = atlas.require_labels(), []
     found = labels.search(matcher, word, atlas.units.numpy(), limit=how.kappa, by=how.by)
     close = [match for match in found if match.similarity >= how.min_similarity]
     if not close:

@@ -17,8 +17,7 @@ from torch import nn
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import EMBEDDED, find_atlas
-from elude_steer.atlas.manifest import NAME as MANIFEST
+from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, find_atlas
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, ModelError, SpecError
 from elude_steer.method.layers import SubUnits
 from elude_steer.models.hooks import replaced, watched
@@ -77,7 +76,7 @@ class Steerer:
     @classmethod
     def load(
         cls,
-        atlas: str = EMBEDDED,
+        atlas: str = EMBEDDED_ATLAS,
         *,
         model: str | None = None,
         device: str | torch.device | None = None,
@@ -108,7 +107,7 @@ class Steerer:
             device_map=device_map,
             revision=spec.revision if model is None else None,
             attn_implementation=spec.attn_implementation,
-            trust_remote_code=loaded.trusts(spec.trust_remote_code, trust_remote_code),
+            trust_remote_code=loaded.allows_remote_code(spec.trust_remote_code, trust_remote_code),
         )
         return cls.of(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
 
@@ -116,7 +115,7 @@ class Steerer:
     def of(cls, vlm: Vlm, atlas: Atlas, matcher: Matcher) -> Self:
         """The same from parts that are already loaded; raises where they do not belong together."""
         atlas.check(vlm.layer)
-        atlas.named()
+        atlas.require_labels()
         if not isinstance(vlm.layer, nn.Linear):
             raise LayerError(
                 f"layer '{vlm.layer_name}' is a {type(vlm.layer).__name__}; only nn.Linear can be steered."
@@ -346,7 +345,7 @@ def steer(
     minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     where: Any = None,
-    atlas: str = EMBEDDED,
+    atlas: str = EMBEDDED_ATLAS,
     device: str | None = None,
     prompt: str = PROMPT,
     **settings: Unpack[Given],

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from elude_steer.atlas.matching import check_word, rank, redundant
+from elude_steer.atlas.matching import group_redundant, normalize_word, rank_sub_units
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.models import matcher as matcher_module
 from elude_steer.models.matcher import Matcher, load_matcher, vocabulary_vectors
@@ -16,7 +16,7 @@ def matcher():
 def test_words_mean_what_they_mean(matcher):
     vectors = vocabulary_vectors(matcher, CONCEPTS)
     for word, concept in {"puppy": "dog", "locomotive": "train", "kitten": "cat", "Dog ": "dog"}.items():
-        assert CONCEPTS[int((vectors @ matcher.embed([check_word(word)])[0]).argmax())] == concept
+        assert CONCEPTS[int((vectors @ matcher.embed([normalize_word(word)])[0]).argmax())] == concept
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
@@ -33,22 +33,22 @@ def test_int8_embeddings_are_normalised_before_any_product():
 def test_ranking_by_label_breaks_ties_by_score_then_index():
     words = np.array([[0, 1], [1, 0], [0, 2], [-1, -1], [0, 1]])
     scores = np.array([[5.0, 1], [9, 8], [7, 1], [-np.inf, -np.inf], [5, 0]])
-    found = rank(np.array([0.9, 0.5, 0.1]), words, scores, kappa=10)
+    found = rank_sub_units(np.array([0.9, 0.5, 0.1]), words, scores, kappa=10)
     assert found.sub_units.tolist() == [2, 0, 4, 1]  # 3 has no name
     assert found.similarity.tolist() == [0.9, 0.9, 0.9, 0.5]
-    assert rank(np.array([0.9, 0.5, 0.1]), words, scores, kappa=2).sub_units.tolist() == [2, 0]
+    assert rank_sub_units(np.array([0.9, 0.5, 0.1]), words, scores, kappa=2).sub_units.tolist() == [2, 0]
 
 
 def test_ranking_by_score_looks_at_every_place_of_the_list():
     words = np.array([[0, 1], [1, 0], [2, 1], [2, 3]])
     scores = np.array([[5.0, 1], [9, 8], [7, 6], [9, 1]])
-    found = rank(np.array([0.9, 0.5, 0.1, 0.0]), words, scores, kappa=10, by="score")
+    found = rank_sub_units(np.array([0.9, 0.5, 0.1, 0.0]), words, scores, kappa=10, by="score")
     assert found.sub_units.tolist() == [1, 0]  # 8 for word 0 in second place, 5 in first; 2 and 3 never heard of it
-    near = rank(np.array([0.9, 0.885, 0.1, 0.0]), words, scores, kappa=10, by="score")
+    near = rank_sub_units(np.array([0.9, 0.885, 0.1, 0.0]), words, scores, kappa=10, by="score")
     assert near.sub_units.tolist() == [1, 2, 0]
     assert near.via.tolist() == [1, 1, 0]
-    with pytest.raises(SpecError, match="by is 'rank'; it is 'label' or 'score'"):
-        rank(np.array([0.9]), words, scores, kappa=1, by="rank")
+    with pytest.raises(SpecError, match="by is 'rank_sub_units'; it is 'label' or 'score'"):
+        rank_sub_units(np.array([0.9]), words, scores, kappa=1, by="rank")
 
 
 def test_groups_join_other_units_and_never_chain():
@@ -58,7 +58,7 @@ def test_groups_join_other_units_and_never_chain():
         [0.1, 0.9, 1.0, 0.0],
         [0.9, 0.0, 0.0, 1.0],
     ])  # fmt: skip
-    groups = redundant(correlations, np.array([0, 1, 2, 0]), np.array([3.0, 2, 1, 1]), 0.8)
+    groups = group_redundant(correlations, np.array([0, 1, 2, 0]), np.array([3.0, 2, 1, 1]), 0.8)
     # 0 leads and takes 1; 2 goes with 1 but not with 0; 3 is of the same unit as 0
     assert groups.tolist() == [0, 0, 2, 3]
 
@@ -90,7 +90,7 @@ def test_vocabularies_are_embedded_once(matcher, tmp_path, monkeypatch):
 )
 def test_what_is_no_word(word, message):
     with pytest.raises(SpecError, match=message):
-        check_word(word)
+        normalize_word(word)
 
 
 def test_missing_matchers_are_one_line():

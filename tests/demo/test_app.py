@@ -338,7 +338,7 @@ def test_the_explorer_finds_sub_units_and_shows_what_they_fire_for(visit, page):
     visitor.page.locator("#specimen-found .choices button").first.click()  # another part of the same unit
     visitor.answer(before, "#specimen-found")
     visitor.press("#concepts tbody tr >> nth=3", "#found")
-    word = next(iter(list(page.steerer.atlas.named().counts)[3:]))
+    word = next(iter(list(page.steerer.atlas.require_labels().counts)[3:]))
     assert f"Sub-units for '{word}'" in visitor.page.locator("#found").inner_text()
     assert visitor.page.locator("#search textarea, #search input").first.input_value() == word
 

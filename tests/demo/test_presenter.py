@@ -416,7 +416,7 @@ def test_every_changed_sub_unit_is_listed_and_can_be_looked_at(page):
 
 
 def test_every_concept_is_listed_with_its_count_and_can_be_searched(page, steerer):
-    told, counts = page.concepts(), steerer.atlas.named().counts
+    told, counts = page.concepts(), steerer.atlas.require_labels().counts
     assert [row["word"] for row in rows(told)] == list(counts) == page.words
     assert cells(told) == [[str(count)] for count in counts.values()]
     assert rows(page.search(page.words[0]))
@@ -426,7 +426,7 @@ def test_a_search_finds_what_means_the_same(page, steerer):
     told = page.search("puppy")
     found = [row["sub_unit"] for row in rows(told)]
     assert len(found) == len(set(found)) == 24
-    named = steerer.atlas.named()
+    named = steerer.atlas.require_labels()
     assert [named[one] for one in found[:3]] == ["dog"] * 3
     close = [float(row[0]) for row in cells(told)]
     assert close == sorted(close, reverse=True)
@@ -446,7 +446,7 @@ def test_a_specimen_is_shown_beside_its_unit_and_its_siblings(page, steerer):
     unit = int(steerer.atlas.units[sub_unit])
     told = page.specimen(sub_unit)
     read = Reader(told)
-    assert f"Sub-unit {sub_unit}: {steerer.atlas.named()[sub_unit]}" in read.text
+    assert f"Sub-unit {sub_unit}: {steerer.atlas.require_labels()[sub_unit]}" in read.text
     assert f"Unit {unit}, before the split" in read.text
     assert [row["sub_unit"] for row in rows(told)] == [n for n in steerer.atlas.sub_units_of(unit) if n != sub_unit]
     sources = [value for _, name, value in read.attributes if name == "src"]

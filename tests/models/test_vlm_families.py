@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 import elude_steer as es
 from elude_steer import toyland
-from elude_steer.atlas.reference_images import Specimens
+from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.errors import ModelError
 from elude_steer.models.hooks import record, replaced
 from elude_steer.models.patch_layout import Canvases, Packed, Tiles, layout_of
@@ -272,7 +272,8 @@ def test_the_marked_patch_of_a_reference_is_the_one_that_fired(family, scenes):
     before, boxes = vlm.layout.before, vlm.grid(picture.size).boxes
     tile = int(np.abs(boxes[:, 0, :2]).sum(1).argmin())  # one that begins where the picture does
     marked = [
-        np.asarray(Specimens(None, vlm)._marked(picture, picture.size, tile, at, 140)) for at in range(before + 1)
+        np.asarray(ReferenceImages(None, vlm)._draw_frame(picture, picture.size, tile, at, 140))
+        for at in range(before + 1)
     ]
     assert not any(own.any() for own in marked[:before])  # tokens that are no patch
     down, across = np.nonzero(marked[before].any(-1))
@@ -355,7 +356,7 @@ def plan_of(steerer, how):
 
 def words_of(steerer):
     """Two words that the atlas of a model with random weights happens to have."""
-    labels = steerer.atlas.named()
+    labels = steerer.atlas.require_labels()
     return [word for word in dict.fromkeys(labels[i] for i in range(len(labels))) if word][:2]
 
 

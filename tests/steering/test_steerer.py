@@ -426,7 +426,7 @@ def test_words_that_share_sub_units_are_placed_at_the_level_of_those_they_keep(s
     plan = steerer.plan(minus=["dog"], plus={"cat": {"kappa": 12}, "kitten": {"kappa": 60}}, mode="place")
     kitten = plan.concepts[2]
     assert 0 < len(kitten.edits) < 60
-    expected = kitten.settings.beta * steerer.atlas.levels([edit.sub_unit for edit in kitten.edits], "stream")
+    expected = kitten.settings.beta * steerer.atlas.target_levels([edit.sub_unit for edit in kitten.edits], "stream")
     assert [edit.amount for edit in kitten.edits] == pytest.approx(expected.tolist())
 
 

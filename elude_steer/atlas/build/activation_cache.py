@@ -23,7 +23,7 @@ from elude_steer.utils.files import read_tensors, write_tensors
 _SHARE = 0.25  # of the room that is free when it begins; the rest is for others
 
 
-class Looks:
+class ActivationCache:
     """One look at each picture.
 
     Args:

@@ -20,7 +20,7 @@ from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.build import tokens
 from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.labels import Labels
-from elude_steer.atlas.matching import redundant
+from elude_steer.atlas.matching import group_redundant
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.method.clip_dissect import GROUP, Dissection, Fit, prior
@@ -232,7 +232,7 @@ class Naming:
         spread = (square / seen - (total / seen).square()).clamp_min(0).sqrt()
         product = product.div_(seen).sub_(torch.outer(total / seen, total / seen))
         product /= torch.outer(spread, spread).clamp_min(1e-12)
-        found = redundant(product.numpy(), self.atlas.units.numpy(), strength, self.run.spec.labels.same)
+        found = group_redundant(product.numpy(), self.atlas.units.numpy(), strength, self.run.spec.labels.same)
         return found.astype(np.int32)
 
     @cached_property
@@ -267,7 +267,7 @@ class Naming:
                 else:
                     bar.update(sum(map(len, batches)))
 
-            self.run.workers.each(tokens.shards(self.run.images, self.run.plan(), self.every), work)
+            self.run.workers.each(tokens.iterate_shards(self.run.images, self.run.plan(), self.every), work)
 
     def _read(self, folder: Path) -> Iterator[dict[str, torch.Tensor]]:
         for path in sorted(folder.glob("shard-*.safetensors")):

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from elude_steer.atlas.atlas import Atlas, References, weights_hash
 from elude_steer.atlas.build import tokens
-from elude_steer.atlas.build.activation_cache import Looks
+from elude_steer.atlas.build.activation_cache import ActivationCache
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.method.clustering import resolve_backend
 from elude_steer.method.contributions import cluster_unit, unclustered
@@ -126,14 +126,14 @@ class Build:
         return self.tower.fingerprint(), self.images.fingerprint, device, versions()
 
     @cached_property
-    def looks(self) -> Looks:
+    def looks(self) -> ActivationCache:
         """What the tower gives for pictures that are needed more than once."""
         spec, length = self.spec, self.images.length
         if not spec.tokens.reuse or spec.labels.scorer is None or not length:
-            return Looks(self.tower, None)
+            return ActivationCache(self.tower, None)
         folder = self.stage_folder("looks", make_key("looks", *self._source, spec.tokens.batch_size))
         steps = [-(-length // most) for most in (spec.labels.images, spec.references.streams) if most]
-        return Looks(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.workers.world)
+        return ActivationCache(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.workers.world)
 
     def plan(self) -> tokens.TokenPlan:
         """How images are cut into batches and shards."""
@@ -156,7 +156,7 @@ class Build:
                         self.tower, batches, plan, folder, number, look=look, stopped=stopped, step=bar.update
                     )
 
-                count = tokens.Counted(tokens.shards(self.images, plan))
+                count = tokens.Counted(tokens.iterate_shards(self.images, plan))
                 self.workers.each(count, work)
             if self.workers.rank == 0:
                 write_file(counted, lambda file: file.write(json.dumps(count.seen).encode()))
@@ -177,7 +177,7 @@ class Build:
         folder = self.stage_folder("rows", key)
 
         def work(block: range) -> None:
-            _, rows = tokens.strongest(
+            _, rows = tokens.strongest_instances(
                 store, self.weight[block.start : block.stop], self.bias[block.start : block.stop], k
             )
             write_array(_block_path(folder, block, ".npy"), rows.int().cpu().numpy())
@@ -251,7 +251,7 @@ class Build:
     ) -> dict[str, torch.Tensor]:
         spec, device = self.spec.references, self.tower.device
         most = max(spec.instances, spec.keep)
-        values, rows = (t.cpu() for t in tokens.strongest(store, weight.to(device), bias.to(device), most))
+        values, rows = (t.cpu() for t in tokens.strongest_instances(store, weight.to(device), bias.to(device), most))
         mean = values[:, : spec.instances].double().mean(1).float()
         return {
             f"{kind}.activation": mean,

@@ -18,7 +18,7 @@ from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.utils.files import read_tensors, write_tensors
 from elude_steer.utils.fingerprint import make_key
 
-FIRES = 0.7  # of its reference activation: from there on a sub-unit counts as firing
+FIRING_SHARE = 0.7  # of its reference activation: from there on a sub-unit counts as firing
 _GROUPS = 16  # of pictures, each summed up in one file; fixed, because sums in another order round differently
 
 
@@ -34,7 +34,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
     if not wanted or not length:
         return atlas
     every = -(-length // wanted)
-    folder = run.stage_folder("streams", make_key("streams", key, every, run.spec.references.instances, FIRES))
+    folder = run.stage_folder("streams", make_key("streams", key, every, run.spec.references.instances, FIRING_SHARE))
 
     def path(group: int) -> Path:
         return folder / f"group-{group:02d}.safetensors"
@@ -42,12 +42,12 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
     weight, bias = sub_unit_parameters(run.weight.cpu(), run.bias.cpu(), atlas.members(), atlas.units)
     device = run.tower.device
     weight, bias = weight.to(device), bias.to(device)
-    floor = (FIRES * on(atlas.references.activation)).to(device)
+    floor = (FIRING_SHARE * firing_reference(atlas.references.activation)).to(device)
 
     def work(group: int) -> None:
         sums = torch.zeros(len(atlas), atlas.d_out, dtype=torch.float64)
         counts = torch.zeros(len(atlas), dtype=torch.float64)
-        for number, batches in tokens.shards(run.images, run.plan(), every):
+        for number, batches in tokens.iterate_shards(run.images, run.plan(), every):
             for batch in batches if number % _GROUPS == group else ():
                 if run.workers.stopped.is_set():
                     return
@@ -55,7 +55,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
                     kept = run.tower.token_indices(q.shape[1]).to(device)
                     for tile, carried in zip(q, stream, strict=True):  # one by one: of one shape, rounded one way
                         now = torch.addmm(bias, tile[kept].float(), weight.T)  # (tokens, S)
-                        more, seen = fired(now, carried[kept], floor)
+                        more, seen = sum_where_firing(now, carried[kept], floor)
                         sums += more.cpu().double()
                         counts += seen.cpu().double()
         write_tensors(path(group), {"sums": sums, "counts": counts})
@@ -64,10 +64,12 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
     run.workers.barrier()
     parts = [read_tensors(path(group)) for group in range(_GROUPS)]
     sums, counts = (sum(part[name] for part in parts) for name in ("sums", "counts"))
-    return replace(atlas, streams=contrast(torch.as_tensor(sums), torch.as_tensor(counts)))
+    return replace(atlas, streams=subtract_mean(torch.as_tensor(sums), torch.as_tensor(counts)))
 
 
-def fired(activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sum_where_firing(
+    activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of the stream over the tokens where each sub-unit fires, `(S, d_out)`, and how many they are, `(S,)`.
 
     Args:
@@ -79,7 +81,7 @@ def fired(activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor) 
     return fires.T @ stream.float(), fires.sum(0)
 
 
-def contrast(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def subtract_mean(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """The mean stream of each sub-unit less the mean of all, `(S, d_out)`; zero for one that never fires.
 
     In float16, or in float32 where that would overflow.
@@ -91,6 +93,6 @@ def contrast(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return found.half() if found.abs().max() <= torch.finfo(torch.float16).max else found.float()
 
 
-def on(reference: torch.Tensor) -> torch.Tensor:
+def firing_reference(reference: torch.Tensor) -> torch.Tensor:
     """Reference activations to compare with; a sub-unit that never fires is never on."""
     return torch.where(reference > 1e-6, reference, torch.inf)

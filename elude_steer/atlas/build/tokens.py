@@ -45,7 +45,7 @@ class TokenPlan:
         return max(1, self.shard // self.batch_size)
 
 
-def shards(images: ImageSet, plan: TokenPlan, every: int = 1) -> Iterator[tuple[int, list[list[Item]]]]:
+def iterate_shards(images: ImageSet, plan: TokenPlan, every: int = 1) -> Iterator[tuple[int, list[list[Item]]]]:
     """The work of collecting: numbered lists of batches, cut the same way every time; `every` thins the images out."""
     items, number = islice(images.items(), 0, None, every), 0
     while batches := [b for _ in range(plan.batches_per_shard) if (b := list(islice(items, plan.batch_size)))]:
@@ -229,7 +229,7 @@ class TokenStore:
         return torch.from_numpy(out)
 
 
-def strongest(
+def strongest_instances(
     store: TokenStore,
     weight: torch.Tensor,
     bias: torch.Tensor,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.build.tokens import TokenStore, strongest
+from elude_steer.atlas.build.tokens import TokenStore, strongest_instances
 from elude_steer.atlas.labels import Labels
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.sae import Sae
@@ -103,7 +103,7 @@ def split_otherwise(kind: Split, layer: nn.Module, store: TokenStore, atlas: Atl
     found = []
     for start in range(0, len(weight), 32):
         stop = min(start + 32, len(weight))
-        _, rows = strongest(store, weight[start:stop], bias[start:stop], spec["clusters"]["top_k"])
+        _, rows = strongest_instances(store, weight[start:stop], bias[start:stop], spec["clusters"]["top_k"])
         for unit in range(start, stop):
             parts = counts[unit]
             if parts < 2 or kind == "random":
@@ -263,7 +263,7 @@ class Lexicon:
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def named(self) -> Labels:
+    def require_labels(self) -> Labels:
         """The labels."""
         return self.labels
 
@@ -274,7 +274,7 @@ class Lexicon:
         """Some latents as arithmetic."""
         return Latents(self.dictionary, torch.as_tensor(numbers, dtype=torch.long).to(self.dictionary.write.device))
 
-    def levels(self, numbers: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
+    def target_levels(self, numbers: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
         """What "on" is for the latents of one concept, `(n,)`.
 
         `reference`: each one's own. `stream`: together they write what the stream carries where the concept is, as far
@@ -286,12 +286,12 @@ class Lexicon:
         carried = self.streams[wanted].double().mean(0)
         return (torch.linalg.pinv(self._writes(wanted).double().T) @ carried).float()
 
-    def rest(self, numbers: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    def stream_outside(self, numbers: torch.Tensor | Sequence[int]) -> torch.Tensor:
         """What the stream carries where a concept is and its latents do not write, `(d_out,)`."""
         wanted = torch.as_tensor(numbers, dtype=torch.long)
         if self.streams is None:
             return torch.zeros(self.d_out)
-        return self.streams[wanted].float().mean(0) - self.levels(wanted, "stream") @ self._writes(wanted)
+        return self.streams[wanted].float().mean(0) - self.target_levels(wanted, "stream") @ self._writes(wanted)
 
     def _writes(self, wanted: torch.Tensor) -> torch.Tensor:
         return self.dictionary.write[wanted.to(self.dictionary.write.device)].cpu()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from elude_steer import toyland
-from elude_steer.atlas.build.streams import FIRES, contrast, fired, on
+from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subtract_mean, sum_where_firing
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, Lexicon
@@ -131,15 +131,15 @@ def name_dictionary(
 
 
 def _streams(dictionary: Dictionary, seen: Seen, reference: torch.Tensor) -> torch.Tensor:
-    floor = FIRES * on(reference)
+    floor = FIRING_SHARE * firing_reference(reference)
     sums = torch.zeros(len(dictionary), seen.streams.shape[-1], dtype=torch.float64)
     counts = torch.zeros(len(dictionary), dtype=torch.float64)
     for q, rows in zip(seen.inputs(), seen.pictures(), strict=True):
         stream = torch.from_numpy(seen.streams[rows].astype(np.float32))
-        more, many = fired(dictionary.read(q), stream, floor)
+        more, many = sum_where_firing(dictionary.read(q), stream, floor)
         sums += more.double()
         counts += many.double()
-    return contrast(sums, counts)
+    return subtract_mean(sums, counts)
 
 
 def classes_of(shown: np.ndarray) -> torch.Tensor:

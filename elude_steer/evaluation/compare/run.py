@@ -228,7 +228,7 @@ class Comparison:
         if method.startswith("ELUDe"):  # its atlas has been named by the same dissection of the same pictures
             atlas = self.atlas(method.partition("(")[2].rstrip(")"), seed)
             levels = Levels(atlas.references.activation)
-            return Lexicon(dictionary, atlas.named(), levels, atlas.streams, atlas.about)
+            return Lexicon(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
         _, vocabulary, texts = self._scorer
         labels = self.spec.labels
         how = Dissection.of(labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob)

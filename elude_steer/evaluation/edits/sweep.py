@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from elude_steer.atlas.matching import check_word
+from elude_steer.atlas.matching import normalize_word
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.errors import SpecError, closest
 from elude_steer.evaluation.edits.benchmark import (
@@ -156,7 +156,7 @@ def try_settings(
     """
     check_by(by)
     points = grid_points(grid)
-    old, new = check_word(minus).lower(), check_word(plus).lower() if plus is not None else None
+    old, new = normalize_word(minus).lower(), normalize_word(plus).lower() if plus is not None else None
     asked = Task(0, "", old, new)
     plans = [plan_or_nothing(steerer, asked, point) for point in points]
     if not any(plan.concepts for plan in plans):

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from elude_steer.atlas.manifest import atlases
+from elude_steer.atlas.manifest import list_atlases
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.edits.benchmark import Kind, World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
@@ -232,7 +232,7 @@ def _own_folder(steerer: Steerer) -> Path:
 def known_as(steerer: Steerer) -> str:
     """What finds this very atlas again: its name, or its folder where the name means another one."""
     folder = steerer.atlas.folder
-    known = dict(atlases()).get(steerer.atlas.name)
+    known = dict(list_atlases()).get(steerer.atlas.name)
     return steerer.atlas.name if folder is None or known == folder else str(folder.resolve())
 
 

@@ -94,9 +94,9 @@ def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, image_folder
         plan = tokens.TokenPlan
         patch.setattr(tokens, "TokenPlan", lambda *a: replace(plan(*a[:4]), shard=12))
         assert again("shards") == reference
-    strongest = tokens.strongest
+    strongest = tokens.strongest_instances
     with monkeypatch.context() as patch:
-        patch.setattr(tokens, "strongest", lambda *a, **k: strongest(*a, chunk_blocks=1))
+        patch.setattr(tokens, "strongest_instances", lambda *a, **k: strongest(*a, chunk_blocks=1))
         assert again("chunks") == reference
 
 

@@ -6,7 +6,7 @@ from torch import nn
 import elude_steer as es
 from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.build.streams import FIRES, contrast, fired, on
+from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subtract_mean, sum_where_firing
 from elude_steer.errors import AtlasError
 from elude_steer.models import vision
 from elude_steer.models.vlm import Vlm
@@ -62,14 +62,14 @@ def test_only_tokens_where_a_sub_unit_fires_count():
     weight, bias = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.0, 0.5])
     q = torch.tensor([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
     stream = torch.tensor([[10.0, 1.0], [20.0, 2.0], [30.0, 3.0]])
-    sums, counts = fired(torch.addmm(bias, q, weight.T), stream, torch.tensor([1.5, 1.0, torch.inf]))
+    sums, counts = sum_where_firing(torch.addmm(bias, q, weight.T), stream, torch.tensor([1.5, 1.0, torch.inf]))
     assert counts.tolist() == [1, 2, 0]
     assert sums.tolist() == [[20, 2], [50, 5], [0, 0]]
-    streams = contrast(sums.double(), counts.double())
+    streams = subtract_mean(sums.double(), counts.double())
     assert streams.dtype == torch.float16
     assert streams.tolist() == [[-2.5, -0.25], [2.5, 0.25], [0, 0]]  # means 20 and 25, less 22.5; never fired: nothing
-    assert contrast(torch.zeros(2, 3), torch.zeros(2)).tolist() == [[0] * 3] * 2
-    assert on(torch.tensor([2.0, 0.0, -1.0])).tolist() == [2.0, np.inf, np.inf]
+    assert subtract_mean(torch.zeros(2, 3), torch.zeros(2)).tolist() == [[0] * 3] * 2
+    assert firing_reference(torch.tensor([2.0, 0.0, -1.0])).tolist() == [2.0, np.inf, np.inf]
 
 
 def test_the_shipped_streams_are_what_the_model_carries():
@@ -86,7 +86,7 @@ def test_the_shipped_streams_are_what_the_model_carries():
     now = q @ weight.T + bias
     agree = []
     for column, s in enumerate(some):
-        fires = now[:, column] >= FIRES * atlas.references.activation[s]
+        fires = now[:, column] >= FIRING_SHARE * atlas.references.activation[s]
         if fires.sum() >= 20:
             mean = carried[fires].mean(0) - carried.mean(0)
             agree.append(float(torch.cosine_similarity(mean, atlas.streams[s].float(), dim=0)))
@@ -101,11 +101,11 @@ def test_levels_are_shared_by_the_sub_units_of_a_unit():
     units = atlas.units[[1, 2, 9]]
     wanted = streams[[1, 2, 9]].float().mean(0)[units] / torch.tensor([2.0, 2.0, 1.0])
     assert units[0] == units[1] != units[2]
-    torch.testing.assert_close(atlas.levels([1, 2, 9], "stream"), wanted)
-    torch.testing.assert_close(atlas.levels([1, 2, 9], "reference"), atlas.references.activation[[1, 2, 9]])
-    assert len(atlas.levels([], "stream")) == 0
+    torch.testing.assert_close(atlas.target_levels([1, 2, 9], "stream"), wanted)
+    torch.testing.assert_close(atlas.target_levels([1, 2, 9], "reference"), atlas.references.activation[[1, 2, 9]])
+    assert len(atlas.target_levels([], "stream")) == 0
     with pytest.raises(AtlasError, match="has no streams; build it again, or use level: reference"):
-        make_atlas(layer=nn.Linear(21, 6)).levels([1], "stream")
+        make_atlas(layer=nn.Linear(21, 6)).target_levels([1], "stream")
 
 
 def test_streams_are_saved_and_read_again(tmp_path):
@@ -139,6 +139,6 @@ def test_a_build_measures_streams_whatever_the_threads(tmp_path):
 
 def test_streams_too_large_for_half_precision_are_kept_whole():
     sums, counts = torch.tensor([[1e5, 0], [-1e5, 0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    assert contrast(sums, counts).tolist() == [[1e5, 0], [-1e5, 0]]
-    assert contrast(sums, counts).dtype == torch.float32
-    assert contrast(sums / 10, counts).dtype == torch.float16
+    assert subtract_mean(sums, counts).tolist() == [[1e5, 0], [-1e5, 0]]
+    assert subtract_mean(sums, counts).dtype == torch.float32
+    assert subtract_mean(sums / 10, counts).dtype == torch.float16

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.build import tokens
-from elude_steer.atlas.build.tokens import TokenPlan, TokenStore, collect_shard, merge_shards, shards, strongest
+from elude_steer.atlas.build.tokens import (
+    TokenPlan,
+    TokenStore,
+    collect_shard,
+    iterate_shards,
+    merge_shards,
+    strongest_instances,
+)
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.models.images import image_set
 from elude_steer.models.vision import Tower
@@ -34,7 +41,7 @@ def tower():
 def collected(tower, images, folder, plan):
     source = image_set(images)
     count = 0
-    for number, batches in shards(source, plan):
+    for number, batches in iterate_shards(source, plan):
         collect_shard(tower, batches, plan, folder, number)
         count += 1
     notes = merge_shards(folder, count, "test")
@@ -88,7 +95,7 @@ def test_merging_goes_on_where_it_was(tower, images, tmp_path, monkeypatch):
     plan = TokenPlan(2, batch_size=4, shard=4)
     whole, _ = collected(tower, images, tmp_path / "a", plan)
     folder = tmp_path / "b"
-    for number, batches in shards(image_set(images), plan):
+    for number, batches in iterate_shards(image_set(images), plan):
         collect_shard(tower, batches, plan, folder, number)
     append, seen = tokens._append, []
 
@@ -146,7 +153,7 @@ def store(tower, images, tmp_path):
 def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monkeypatch):
     monkeypatch.setattr(tokens, "_BLOCK", 16)  # several chunks of a small store
     w, b = tower.layer.weight.detach(), tower.layer.bias.detach() - 3  # negative values must be able to enter
-    values, rows = strongest(store, w, b, k, chunk_blocks=chunk)
+    values, rows = strongest_instances(store, w, b, k, chunk_blocks=chunk)
     everything = (store.read(0, len(store)) @ w.T + b).T
     expected = everything.topk(min(k, len(store)), dim=1).values
     torch.testing.assert_close(values, expected)
@@ -157,13 +164,13 @@ def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monk
 def test_ties_go_to_the_earlier_instance(tower, tmp_path):
     same = [torch.ones(96)] * 5
     store, _ = collected(tower, same, tmp_path, TokenPlan("all", dtype="float32"))
-    _, rows = strongest(store, torch.ones(1, 6), torch.zeros(1), 10)
+    _, rows = strongest_instances(store, torch.ones(1, 6), torch.zeros(1), 10)
     assert rows.tolist() == [list(range(10))]
 
 
 def test_the_summary_of_a_shard_is_plain_json(tower, images, tmp_path):
     plan = TokenPlan(2)
-    number, batches = next(shards(image_set(images), plan))
+    number, batches = next(iterate_shards(image_set(images), plan))
     collect_shard(tower, batches, plan, tmp_path, number)
     summary = json.loads((tmp_path / "shard-000000.json").read_text())
     assert summary["rows"] == 46

@@ -83,7 +83,7 @@ def test_difference_of_means_points_from_where_a_thing_is_not_to_where_it_is(ste
 def lexicon_of(dictionary, steerer):
     """With the names and references of an atlas that it was made from."""
     atlas = steerer.atlas
-    return Lexicon(dictionary, atlas.named(), Levels(atlas.references.activation), atlas.streams, atlas.about)
+    return Lexicon(dictionary, atlas.require_labels(), Levels(atlas.references.activation), atlas.streams, atlas.about)
 
 
 def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
@@ -92,8 +92,10 @@ def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
     general = Steerer(steerer.vlm, lexicon, steerer.matcher)
     numbers = torch.tensor([3, 4, 5, 700])
     for level in ("reference", "stream"):
-        assert torch.allclose(lexicon.levels(numbers, level), steerer.atlas.levels(numbers, level), atol=1e-3)
-    assert torch.allclose(lexicon.rest(numbers), steerer.atlas.rest(numbers), atol=1e-3)
+        assert torch.allclose(
+            lexicon.target_levels(numbers, level), steerer.atlas.target_levels(numbers, level), atol=1e-3
+        )
+    assert torch.allclose(lexicon.stream_outside(numbers), steerer.atlas.stream_outside(numbers), atol=1e-3)
     scene = next(scene for scene in toyland.scenes(3, 20) if len(scene.things) > 1)
     image, words = scene.image, scene.objects
     for minus, plus, settings in (
@@ -163,7 +165,7 @@ def test_an_sae_lies_where_its_tokens_do():
 
 def test_lexicons_with_other_names_or_levels_are_others(steerer):
     made = of_atlas("ELUDe", steerer.vlm.layer, steerer.atlas)
-    labels, on = steerer.atlas.named(), steerer.atlas.references.activation
+    labels, on = steerer.atlas.require_labels(), steerer.atlas.references.activation
     whole = Lexicon(made, labels, Levels(on), steerer.atlas.streams)
     others = [
         Lexicon(made, replace(labels, words=labels.words[::-1].copy()), Levels(on), steerer.atlas.streams),
