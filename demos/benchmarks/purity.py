@@ -15,7 +15,7 @@ import torch
 
 import elude_steer as es
 from elude_steer import toyland
-from elude_steer.evaluation.compare.measure import CLEAN, mostly_shown
+from elude_steer.evaluation.measures.purity import CLEAN, dominant_concepts
 from elude_steer.method.layers import layer_parameters
 from elude_steer.toyland.scenes import CLUTTER
 
@@ -37,7 +37,7 @@ def purity(
     weight: torch.Tensor, bias: torch.Tensor, inputs: torch.Tensor, shown: np.ndarray
 ) -> list[tuple[str, float]]:
     """For each row what most of its strongest patches show, and how many of them do."""
-    return mostly_shown((q @ weight.T + bias for q in inputs.split(4096)), shown)
+    return dominant_concepts((q @ weight.T + bias for q in inputs.split(4096)), shown)
 
 
 def summed(rows: list[tuple[str, float]]) -> dict[str, float]:

@@ -70,14 +70,14 @@ def evaluate(
         runs=runs,
         compiled=compiled,
         head=head,
-        told=lambda name: click.echo(f"measuring {name} …", err=True),
+        log=lambda name: click.echo(f"measuring {name} …", err=True),
     )
     if out is not None:
         click.echo(f"elude-steer: note: {found.save(out)}", err=True)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
         return
-    click.echo(f"elude-steer: note: measured on {found.pictures:,} pictures", err=True)
+    click.echo(f"elude-steer: note: measured on {found.image_count:,} pictures", err=True)
     rows = [(row.measure, row.name, _shown(row.value), _shown(row.units)) for row in found.rows]
     print_table([("", "", "sub-units", "units"), *rows], texts=2)
 
@@ -157,7 +157,7 @@ def ablate(
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
     told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
-    found = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, told=told)
+    found = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, log=told)
     if out is not None:
         asked = [f"--vary {text}" for text in varied] + [f"--set {text}" for text in changes]
         shown = f" --images {images}" if images else ""
@@ -200,7 +200,7 @@ def judge(
     elude-steer judge toyland --judge qwen3-vl@http://localhost:8000/v1
     elude-steer judge one-atlas another --judge gpt-5@https://api.openai.com/v1#OPENAI_API_KEY --pairs 20
     """  # noqa: D301
-    from elude_steer.evaluation.judge import judge_atlases, read_judge
+    from elude_steer.evaluation.judge_atlases import judge_atlases, read_judge
 
     hide_loading_bars()
     told: Any = lambda line: click.echo(f"elude-steer: note: {line}", err=True)  # noqa: E731
@@ -219,8 +219,8 @@ def judge(
         seed=seed,
         work=work,
         device=device,
-        calls=calls,
-        told=told,
+        confirm=calls,
+        log=told,
     )
     if as_json:
         click.echo(json.dumps(_plain(asdict(found)), indent=2))

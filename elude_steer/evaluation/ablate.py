@@ -10,8 +10,8 @@ from typing import Any
 
 from elude_steer.atlas.build.pipeline import build, load_tower
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.compare.measure import kept
 from elude_steer.evaluation.evaluate import evaluate
+from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.models.images import image_set
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
@@ -51,7 +51,7 @@ def ablate(
     images: Any = None,
     limit: int = 500,
     settings: Sequence[str] = (),
-    told: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """A row for the spec as it is, and one for every other value of each setting; goes on where it was.
 
@@ -62,7 +62,7 @@ def ablate(
         images: pictures to measure on, of which the spec should not be made; by default the spec's own.
         limit: how many.
         settings: changes that count for every row.
-        told: hears what is being done.
+        log: called with a line for each step.
     """
     plain = override(load_spec(spec), settings)
     variants: list[tuple[str, str]] = [("", "")]
@@ -78,7 +78,7 @@ def ablate(
         changed = [*settings, *([f"{name}={value}"] if name else [])]
         own = override(load_spec(spec), changed)
         if name and own == plain:  # it has its row already
-            told(f"{name}={value} is what the spec says by itself")
+            log(f"{name}={value} is what the spec says by itself")
         else:
             if own.model != plain.model:
                 load_tower(own.model)  # raises where there is no such layer
@@ -94,8 +94,8 @@ def ablate(
             numbers = {row.name: row.value for row in found.rows}
             return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 
-        told(f"{name}={value}" if name else "the spec as it is")
-        rows.append({"setting": name or "as it is", "value": value, **kept(work / f"row-{key}.json", measured)})
+        log(f"{name}={value}" if name else "the spec as it is")
+        rows.append({"setting": name or "as it is", "value": value, **load_or_make(work / f"row-{key}.json", measured)})
     return rows
 
 

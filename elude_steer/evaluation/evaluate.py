@@ -20,10 +20,11 @@ from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.errors import EludeSteerWarning, SpecError, closest
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
-from elude_steer.evaluation.measures.dictionary import collinearity, effective_rank, stability
 from elude_steer.evaluation.measures.efficiency import measure
 from elude_steer.evaluation.measures.faithfulness import caption_agreement
+from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
 from elude_steer.evaluation.measures.monosemanticity import mean_percent
+from elude_steer.evaluation.measures.stability import stability
 from elude_steer.evaluation.one_pass import Viewing, items_of, read_items, source_of, tower_of, view
 from elude_steer.method.layers import layer_parameters, split_layer
 from elude_steer.models.hooks import swap_module
@@ -64,7 +65,7 @@ class Evaluation:
         atlas: the atlas.
         tower: its model.
         images: where the pictures come from.
-        pictures: how many it was measured on.
+        image_count: how many it was measured on.
         rows: the numbers.
         scores: `(S,)` MS-Score of every sub-unit, and `unit_scores` of every unit; None where not asked for.
     """
@@ -72,7 +73,7 @@ class Evaluation:
     atlas: Atlas
     tower: Tower
     images: str
-    pictures: int
+    image_count: int
     rows: tuple[Row, ...]
     scores: torch.Tensor | None = None
     unit_scores: torch.Tensor | None = None
@@ -80,7 +81,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         known = {"atlas": self.atlas.name, "model": self.atlas.about["model"], "layer": self.atlas.about["layer"]}
-        seen = {"images": self.images, "pictures": self.pictures, "elude_steer": __version__}
+        seen = {"images": self.images, "pictures": self.image_count, "elude_steer": __version__}
         return {**known, **seen, "rows": [asdict(row) for row in self.rows]}
 
     def save(self, folder: Path) -> Path:
@@ -104,7 +105,7 @@ def evaluate(
     runs: int = 50,
     compiled: bool = False,
     head: str | None = None,
-    told: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> Evaluation:
     """Measures an atlas.
 
@@ -121,7 +122,7 @@ def evaluate(
         compiled: whether `torch.compile` makes a program of the model before it is timed, as the paper does.
         head: an image classifier on the same backbone, by folder or Hub id; its answers to pictures in folders named
             after their classes are counted with the layer as it is and with the explicit one.
-        told: hears what is being done.
+        log: called with a line for each step.
     """
     measures = tuple(dict.fromkeys(measures))
     for name in measures or [""]:
@@ -139,14 +140,14 @@ def evaluate(
     seen = Viewing(items)
     passes = {"sums": "faithfulness" in measures, "peaks": "monosemanticity" in measures}
     if any(passes.values()):  # one pass of the tower serves both
-        told("what the layer sees")
+        log("what the layer sees")
         seen = view(loaded, tower, items, **passes)
     scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
     silent = [float(peaks.silent.double().mean()) for peaks in seen.peaks.values()]
     seen.peaks.clear()  # gigabytes at full size, which are no part of what a model takes
     rows: list[Row] = []
     for name in measures:
-        told(name)
+        log(name)
         if name == "faithfulness":
             rows += _faithfulness(loaded, tower, seen)
             if head is not None:
@@ -271,7 +272,7 @@ def _page(found: Evaluation) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
         f"<h1>{html.escape(atlas.name)}</h1><p>{len(atlas):,} sub-units of {atlas.d_out:,} units of layer "
         f"<code>{html.escape(str(about['layer']))}</code>, measured on "
-        f"{found.pictures:,} pictures of {html.escape(found.images)}.</p>"
+        f"{found.image_count:,} pictures of {html.escape(found.images)}.</p>"
         f"<table><thead><tr><th>measure</th><th></th><th>sub-units</th><th>units before</th></tr></thead>"
         f'<tbody>{body}</tbody></table><h2>The split</h2><div class="figures">{images}</div>{_collages(found)}'
         f'<p class="soft">elude_steer {__version__}</p></body></html>\n'

@@ -100,7 +100,7 @@ def test_measured_on_pictures_that_cannot_all_be_read(tmp_path):
         scene.image.save(tmp_path / f"{number}.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
     with pytest.warns(EludeSteerWarning, match=r"left out: bad\.png"):
-        assert evaluate("toyland", images=str(tmp_path), measures=["monosemanticity"]).pictures == 3
+        assert evaluate("toyland", images=str(tmp_path), measures=["monosemanticity"]).image_count == 3
 
 
 def test_the_command_prints_a_table(run, tmp_path):

@@ -77,7 +77,7 @@ def test_pictures_are_read_only_where_they_are_needed():
         found = evaluate("toyland", images=drawn, measures=measures, warm_up=0, runs=1)
         more = [now - 2 * before for now, before in zip(drawn.read, begun, strict=True)]
         assert more == ([1] * 8 + [0] * 12 if reads is None else [reads] * 20)
-        assert found.pictures == source.length == 20
+        assert found.image_count == source.length == 20
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

@@ -188,8 +188,9 @@ def check_measures(sae, x):
     from overcomplete import metrics
 
     from elude_steer.evaluation.baselines.sae import quality
-    from elude_steer.evaluation.measures.dictionary import collinearity, stability
     from elude_steer.evaluation.measures.faithfulness import R2
+    from elude_steer.evaluation.measures.geometry import collinearity
+    from elude_steer.evaluation.measures.stability import stability
 
     codes = sae.encode(x)
     made, found = sae.decode(codes), quality(sae, x)

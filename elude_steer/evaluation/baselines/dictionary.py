@@ -219,7 +219,7 @@ class Levels:
 
 
 @dataclass(frozen=True, eq=False)
-class Lexicon:
+class NamedDictionary:
     """A dictionary with names, which a steerer takes in the place of an atlas.
 
     Attributes:

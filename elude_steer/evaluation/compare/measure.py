@@ -6,10 +6,7 @@ goes on where it was.
 
 from __future__ import annotations
 
-import json
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,21 +19,20 @@ from elude_steer import toyland
 from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subtract_mean, sum_where_firing
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.vocabulary import read_vocabulary
-from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, Lexicon
+from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
 from elude_steer.evaluation.edits.benchmark import Kind, World, baselines, make_tasks, run_edits, summary
 from elude_steer.evaluation.edits.sweep import best, plan_or_nothing, sweep
-from elude_steer.evaluation.measures.dictionary import collinearity, effective_rank
 from elude_steer.evaluation.measures.faithfulness import R2, accuracy, caption_agreement
+from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
+from elude_steer.evaluation.measures.purity import CLEAN, dominant_concepts
 from elude_steer.method.clip_dissect import Dissection, dissect
 from elude_steer.models.dual_encoder import load_scorer
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.vlm import Vlm
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland.scenes import CLUTTER
-from elude_steer.utils.files import read_array, read_json, write_array, write_file
-
-STRONGEST, CLEAN = 100, 0.6  # patches that a latent is judged by, and the share that has to show one thing
+from elude_steer.utils.files import read_array, write_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +96,7 @@ def name_dictionary(
     *,
     keep: int = 32,
     instances: int = 16,
-) -> Lexicon:
+) -> NamedDictionary:
     """A dictionary with names from the same dissection, what "on" is for its latents, and their streams.
 
     Args:
@@ -126,7 +122,7 @@ def name_dictionary(
         words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
     groups = np.arange(count, dtype=np.int32)
     labels = Labels(tuple(vocabulary), words, scores, groups, {"pictures": len(seen), **asdict(how)})
-    made = Lexicon(dictionary, labels, Levels(reference), _streams(dictionary, seen, reference))
+    made = NamedDictionary(dictionary, labels, Levels(reference), _streams(dictionary, seen, reference))
     return replace(made, about={"name": made.name, "atoms": made.fingerprint})  # work that is kept goes by this
 
 
@@ -148,27 +144,9 @@ def classes_of(shown: np.ndarray) -> torch.Tensor:
     return torch.tensor([known[str(name)] for name in shown])
 
 
-def mostly_shown(activations: Iterable[torch.Tensor], shown: np.ndarray) -> list[tuple[str, float]]:
-    """For each latent what most of its strongest tokens show, and the share of them that do.
-
-    Args:
-        activations: `(tokens, latents)` of one picture after the other, each looked at once.
-        shown: what every token shows, in the same order.
-    """
-    best, at, start = torch.empty(0), torch.empty(0, dtype=torch.long), 0
-    for values in activations:
-        rows = torch.arange(start, start + len(values))[:, None].expand_as(values)
-        start += len(values)
-        best, at = (torch.cat([best, values]), torch.cat([at, rows])) if len(best) else (values, rows)
-        order = best.topk(min(STRONGEST, len(best)), dim=0).indices
-        best, at = best.gather(0, order), at.gather(0, order)
-    counted = (Counter(shown[column]).most_common(1)[0] for column in at.T.numpy())
-    return [(str(name), many / len(at)) for name, many in counted]
-
-
 @torch.inference_mode()
 def measure_dictionary(
-    lexicon: Lexicon, vlm: Vlm, seen: Seen, head: Callable[[torch.Tensor], torch.Tensor]
+    lexicon: NamedDictionary, vlm: Vlm, seen: Seen, head: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, float]:
     """What pictures say that named nothing: MS-Score, clean share, objects found, names, faithfulness, vectors.
 
@@ -186,7 +164,7 @@ def measure_dictionary(
     shown = (classes_of(seen.shown[rows]) for rows in seen.pictures())
     right_at = accuracy(lambda q: head(dictionary.reconstruct(q)), zip(seen.inputs(), shown, strict=True))
     fires = peaks.highest > 0
-    mostly = mostly_shown(map(dictionary.read, seen.inputs()), seen.shown)
+    mostly = dominant_concepts(map(dictionary.read, seen.inputs()), seen.shown)
     clean = {
         number: name
         for number, (name, share) in enumerate(mostly)
@@ -239,7 +217,7 @@ class Contest:
         images = [case.image for case in self.reported.cases]
         return caption_agreement(self.vlm, _Rebuilt(dictionary), images, size=32, said=self.said)
 
-    def steer(self, lexicon: Lexicon, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    def steer(self, lexicon: NamedDictionary, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """The best points of a grid on the tuning scenes, and what they reach on the others.
 
         The one with the highest harmonic mean, and as `cleanest` the one with most edits that did nothing else: the
@@ -257,16 +235,6 @@ class Contest:
 
         first, cleanest = (points.index(best(points, by, least_kept=0.0)) for by in ("harmonic", "clean"))
         return {"tried": len(points), **reached(first), "cleanest": reached(cleanest)}
-
-
-def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a file says; where there is none it is made, with the seconds of a core that it took."""
-    if not path.exists():
-        start = time.process_time()  # not the clock: a core may have other work, and a run may be paused
-        found = make()
-        text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
-        write_file(path, lambda file: file.write(text.encode()))
-    return dict(read_json(path))
 
 
 def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Tensor]:

@@ -25,13 +25,12 @@ from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.build.tokens import TokenStore
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import dictionary
-from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, Lexicon
+from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
 from elude_steer.evaluation.baselines.sae import KINDS, Sae, SaeSpec, best_of, grid_of, quality, train_sae
 from elude_steer.evaluation.compare.measure import (
     Contest,
     Seen,
     classes_of,
-    kept,
     measure_dictionary,
     name_dictionary,
     scorer_and_words,
@@ -47,9 +46,10 @@ from elude_steer.evaluation.compare.methods import (
     method_of,
 )
 from elude_steer.evaluation.edits.benchmark import toyland_world
-from elude_steer.evaluation.measures.dictionary import stability
 from elude_steer.evaluation.measures.faithfulness import linear_head
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
+from elude_steer.evaluation.measures.stability import stability
+from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.method.clip_dissect import Dissection
 from elude_steer.models.images import image_set
 from elude_steer.models.vlm import Vlm
@@ -70,7 +70,7 @@ class Comparison:
 
     work: Path
     size: Size = field(default_factory=Size)
-    told: Callable[[str], object] = lambda line: None
+    log: Callable[[str], object] = lambda line: None
     _stores: dict[int, TokenStore] = field(default_factory=dict)
 
     @cached_property
@@ -221,14 +221,14 @@ class Comparison:
             found = [(one, quality(train_sae(one, given, wanted), given, wanted)) for one in specs]
             return {"best": _varied(best_of(found)), "tried": [[_varied(s), asdict(q)] for s, q in found]}
 
-        return replace(spec, **kept(self.work / f"trials-{spec.kind}.json", tried)["best"])
+        return replace(spec, **load_or_make(self.work / f"trials-{spec.kind}.json", tried)["best"])
 
-    def lexicon(self, method: str, seed: int, dictionary: Dictionary) -> Lexicon:
+    def lexicon(self, method: str, seed: int, dictionary: Dictionary) -> NamedDictionary:
         """A method's dictionary with names."""
         if method.startswith("ELUDe"):  # its atlas has been named by the same dissection of the same pictures
             atlas = self.atlas(method.partition("(")[2].rstrip(")"), seed)
             levels = Levels(atlas.references.activation)
-            return Lexicon(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
+            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
         _, vocabulary, texts = self._scorer
         labels = self.spec.labels
         how = Dissection.of(labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob)
@@ -239,8 +239,8 @@ class Comparison:
         stem = f"{METHODS.index(method):02d}-{seed}"
 
         @cache
-        def lexicon() -> tuple[Lexicon, float]:
-            self.told(f"{method}, seed {seed}")
+        def lexicon() -> tuple[NamedDictionary, float]:
+            self.log(f"{method}, seed {seed}")
             dictionary = self.dictionary(method, seed)
             write_tensors(self._vectors(method, seed), _atoms(dictionary))
             start = time.process_time()
@@ -263,14 +263,14 @@ class Comparison:
         path = self.work / "results" / f"{stem}-measured.json"
         if not path.exists():
             lexicon()  # making and naming have costs of their own
-        row = {"method": method, "seed": seed, **kept(path, measured)}
+        row = {"method": method, "seed": seed, **load_or_make(path, measured)}
         further = {f"many-{self.size.many}": of_many, f"captions-{make_key(REPORTED)[:8]}": agreement}
         for name, make in further.items():
-            found = kept(self.work / "results" / f"{stem}-{name}.json", make)
+            found = load_or_make(self.work / "results" / f"{stem}-{name}.json", make)
             row |= {**found, "seconds": row["seconds"] + found["seconds"]}
         for (mode, kind), points in grids(self.size).items():
             path = self.work / "results" / f"{stem}-{mode}-{kind}-{make_key(points, REPORTED)[:8]}.json"
-            row[f"{mode} {kind}"] = kept(path, lambda: self.edits.steer(lexicon()[0], kind, points))  # noqa: B023
+            row[f"{mode} {kind}"] = load_or_make(path, lambda: self.edits.steer(lexicon()[0], kind, points))  # noqa: B023
             row["seconds"] += row[f"{mode} {kind}"]["seconds"]
         return row
 
@@ -299,7 +299,7 @@ class Comparison:
         rules = [rule for rule in RULES if rule == "gap" or f"ELUDe ({rule})" in methods]
         for seed in self.size.seeds:
             for rule in rules:
-                self.told(f"atlas of rule {rule}, seed {seed}")
+                self.log(f"atlas of rule {rule}, seed {seed}")
                 self.atlas(rule, seed)
             self.store(seed)
         latents = len(self.atlas("gap", self.size.seeds[0]))
@@ -313,13 +313,13 @@ class Comparison:
         pieces = [(method, run) for method in methods for run in range(1, self._runs(method))]
         for method, run in pieces:
             if method.startswith("ELUDe"):  # all processes build an atlas together
-                self.told(f"{method}, run {run + 1}")
+                self.log(f"{method}, run {run + 1}")
                 self.atlas(method.partition("(")[2].rstrip(")"), seed, run)
 
         def vectors(piece: tuple[str, int]) -> None:
             method, run = piece
             if not (path := self._vectors(method, seed, run)).exists():
-                self.told(f"{method}, run {run + 1}")
+                self.log(f"{method}, run {run + 1}")
                 write_tensors(path, _atoms(self.dictionary(method, seed, run)))
 
         workers.each(pieces, vectors)

@@ -10,7 +10,7 @@ from elude_steer import toyland
 from elude_steer.evaluation.baselines.dictionary import (
     Latents,
     Levels,
-    Lexicon,
+    NamedDictionary,
     by_unit,
     difference_of_means,
     of_atlas,
@@ -83,7 +83,7 @@ def test_difference_of_means_points_from_where_a_thing_is_not_to_where_it_is(ste
 def lexicon_of(dictionary, steerer):
     """With the names and references of an atlas that it was made from."""
     atlas = steerer.atlas
-    return Lexicon(dictionary, atlas.require_labels(), Levels(atlas.references.activation), atlas.streams, atlas.about)
+    return NamedDictionary(dictionary, atlas.require_labels(), Levels(atlas.references.activation), atlas.streams, atlas.about)
 
 
 def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
@@ -143,7 +143,7 @@ def test_off_is_exact_for_latents_too(steerer, sae):
         np.arange(count, dtype=np.int32),
         {},
     )
-    general = Steerer(steerer.vlm, Lexicon(dictionary, labels, Levels(torch.ones(count))), steerer.matcher)
+    general = Steerer(steerer.vlm, NamedDictionary(dictionary, labels, Levels(torch.ones(count))), steerer.matcher)
     image = next(toyland.scenes(4, 1)).image
     plan, _ = general.planned(["dog"], settings={"mode": "scale", "gamma": 1.0, "kappa": 3})
     strong, _ = general.planned(["dog"], settings={"mode": "scale", "gamma": -80.0, "kappa": 100, "nu": "all"})
@@ -166,10 +166,10 @@ def test_an_sae_lies_where_its_tokens_do():
 def test_lexicons_with_other_names_or_levels_are_others(steerer):
     made = of_atlas("ELUDe", steerer.vlm.layer, steerer.atlas)
     labels, on = steerer.atlas.require_labels(), steerer.atlas.references.activation
-    whole = Lexicon(made, labels, Levels(on), steerer.atlas.streams)
+    whole = NamedDictionary(made, labels, Levels(on), steerer.atlas.streams)
     others = [
-        Lexicon(made, replace(labels, words=labels.words[::-1].copy()), Levels(on), steerer.atlas.streams),
-        Lexicon(made, labels, Levels(2 * on), steerer.atlas.streams),
-        Lexicon(made, labels, Levels(on)),
+        NamedDictionary(made, replace(labels, words=labels.words[::-1].copy()), Levels(on), steerer.atlas.streams),
+        NamedDictionary(made, labels, Levels(2 * on), steerer.atlas.streams),
+        NamedDictionary(made, labels, Levels(on)),
     ]
     assert len({lexicon.fingerprint for lexicon in (whole, *others)}) == 4

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from elude_steer.evaluation.measures.dictionary import collinearity, effective_rank, stability
 from elude_steer.evaluation.measures.efficiency import measure
 from elude_steer.evaluation.measures.faithfulness import R2, accuracy, caption_agreement
+from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
+from elude_steer.evaluation.measures.stability import stability
 from elude_steer.method.layers import SplitLinear
 
 
@@ -41,11 +42,11 @@ def test_collinearity():
 
 
 def test_collinearity_in_pieces(monkeypatch):
-    from elude_steer.evaluation.measures import dictionary
+    from elude_steer.evaluation.measures import geometry
 
     x = rows(30, 8)
     whole = collinearity(x)
-    monkeypatch.setattr(dictionary, "_BLOCK", 7)
+    monkeypatch.setattr(geometry, "_BLOCK", 7)
     assert collinearity(x) == pytest.approx(whole, abs=1e-15)
 
 

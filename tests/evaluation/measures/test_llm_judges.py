@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.judge import draw_pairs
-from elude_steer.evaluation.measures.llm_rank import CELL, Answer, Judge, Pair, ask, picture_grid, rank, read_answer
+from elude_steer.evaluation.judge_atlases import draw_pairs
+from elude_steer.evaluation.measures.llm_judges import CELL, Answer, Judge, Pair, ask, picture_grid, rank, read_answer
 
 openai = pytest.importorskip("openai", reason="the judge needs openai: pip install 'elude-steer[judge]'")
 
@@ -138,13 +138,13 @@ def test_what_stands_first_does_not_matter_and_the_protocol_is_kept(tmp_path):
     left = []
     with Server(prefers_red) as server:
         judges = [Judge(name, server.url) for name in ("one", "two", "three")]
-        found = ask(judges, pairs(4), tmp_path, calls=left.append)
+        found = ask(judges, pairs(4), tmp_path, confirm=left.append)
         assert left == [4 * 2 * 3]  # told before the first
         assert sum(server.asked.values()) == 24
         body = server.bodies[0]
         assert (body["temperature"], body["seed"], body["max_tokens"]) == (0, 42, 256)
         assert {a.winner for a in found} == {"elude"}
-        again = ask(judges, pairs(4), tmp_path, calls=left.append)
+        again = ask(judges, pairs(4), tmp_path, confirm=left.append)
         assert left[1] == 0
         assert sum(server.asked.values()) == 24  # nothing is asked twice
         assert again == found
@@ -201,7 +201,7 @@ def test_a_server_that_dies_half_way_costs_only_what_is_missing(tmp_path):
 
     with Server(says) as server:
         judges = [Judge("one", server.url)]
-        found = ask(judges, pairs(10), tmp_path, threads=1, told=said.append)
+        found = ask(judges, pairs(10), tmp_path, threads=1, log=said.append)
         assert len(found) == 5
         assert sum(server.asked.values()) == 5 + 3  # three failures in a row, and it is left alone
     assert len(said) == 1
@@ -218,7 +218,7 @@ def test_and_goes_on_where_it_was(tmp_path):
     with Server(prefers_red) as later:
         judge = Judge("one", f"http://127.0.0.1:{port}/v1")
         left = []
-        moved = ask([Judge("one", later.url)], pairs(1), tmp_path / "other", calls=left.append)
+        moved = ask([Judge("one", later.url)], pairs(1), tmp_path / "other", confirm=left.append)
         assert left == [2]
         assert len(moved) == 2
         assert len(ask([judge], pairs(4), tmp_path, threads=1, retries=0, timeout=2)) == 5
@@ -232,7 +232,7 @@ def test_who_is_no_chat_endpoint_is_left_alone_and_others_go_on(tmp_path, page):
     said = []
     with Server(lambda model, *rest: page if model == "odd" else prefers_red(model, *rest)) as server:
         judges = [Judge("odd", server.url), Judge("whole", server.url)]
-        found = ask(judges, pairs(3), tmp_path, threads=1, told=said.append)
+        found = ask(judges, pairs(3), tmp_path, threads=1, log=said.append)
     assert [a.judge for a in found] == ["whole"] * 6
     assert len(said) == 1
     assert "judge 'odd'" in said[0]
@@ -254,7 +254,7 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path):
         found = ask(judges, pairs(2), tmp_path)
         sorted(tmp_path.glob("*.json"))[0].write_text("{")
         left = []
-        assert ask(judges, pairs(2), tmp_path, calls=left.append) == found
+        assert ask(judges, pairs(2), tmp_path, confirm=left.append) == found
         assert left == [1]
 
 
@@ -281,7 +281,7 @@ def test_an_endpoint_that_hangs_does_not_hold_whoever_gives_up(tmp_path):
     code = (
         "import signal, sys; from pathlib import Path; from PIL import Image;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"  # whoever runs the tests may have it ignored
-        "from elude_steer.evaluation.judge import *;"
+        "from elude_steer.evaluation.judge_atlases import *;"
         "grids = tuple(Image.new('RGB', (9, 9), c) for c in ('red', 'blue'));"
         "print('asking', flush=True);"
         "ask([Judge('m', sys.argv[1])], [Pair('a', 'b', grids)], Path(sys.argv[2]))"
@@ -323,7 +323,7 @@ def test_who_is_asked_can_say_no(tmp_path):
         raise SpecError(f"{count} calls are too many")
 
     with Server(prefers_red) as server, pytest.raises(SpecError, match="4 calls"):
-        ask([Judge("one", server.url)], pairs(2), tmp_path, calls=no)
+        ask([Judge("one", server.url)], pairs(2), tmp_path, confirm=no)
     assert not server.asked
 
 

@@ -138,8 +138,8 @@ def ask(
     pairs: Sequence[Pair],
     folder: Path,
     *,
-    calls: Callable[[int], object] = lambda count: None,
-    told: Callable[[str], object] = lambda line: None,
+    confirm: Callable[[int], object] = lambda count: None,
+    log: Callable[[str], object] = lambda line: None,
     threads: int = 4,
     timeout: float = 120,
     retries: int = 5,
@@ -150,8 +150,8 @@ def ask(
         judges: who is asked.
         pairs: what they are asked about.
         folder: where answers are kept.
-        calls: told how many questions are left to ask, before the first; raises to stop.
-        told: hears of a judge that is given up.
+        confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
+        log: called with a line about each judge that is given up.
         threads: questions at a time.
         timeout: seconds for one answer.
         retries: how often a call that fails for a passing reason is made again.
@@ -170,7 +170,7 @@ def ask(
         return folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.json"
 
     left = [question for question in questions if _kept(path(question)) is None]
-    calls(len(left))
+    confirm(len(left))
     failed, lock, waiting, stopped = Counter[int](), threading.Lock(), iter(left), threading.Event()
     bar = tqdm(total=len(left), desc="asking", unit=" questions", disable=None)
 
@@ -188,7 +188,7 @@ def ask(
                     why = str(error).splitlines()[0] if str(error) else type(error).__name__
                     if not isinstance(error, openai.OpenAIError):  # a page of HTML, JSON of another kind
                         why = f"it does not answer as a chat endpoint does ({why}); is the URL right? Most end in /v1"
-                    told(f"judge '{judges[judge].model}' at {judges[judge].url} is left alone from now on: {why}")
+                    log(f"judge '{judges[judge].model}' at {judges[judge].url} is left alone from now on: {why}")
             return
         failed[judge] = 0
         write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))

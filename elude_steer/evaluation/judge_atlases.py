@@ -14,7 +14,7 @@ import torch
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.measures.llm_rank import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
+from elude_steer.evaluation.measures.llm_judges import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
 from elude_steer.evaluation.one_pass import items_of, source_of, tower_of, view
 from elude_steer.utils.files import check_folder, home
 
@@ -71,8 +71,8 @@ def judge_atlases(
     seed: int = 42,
     work: Path | None = None,
     device: str | None = None,
-    calls: Callable[[int], object] = lambda count: None,
-    told: Callable[[str], object] = lambda line: None,
+    confirm: Callable[[int], object] = lambda count: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> Ranking:
     """Win rates of atlases of one model against each other and against the units before the first one's split.
 
@@ -85,8 +85,8 @@ def judge_atlases(
         seed: of their lot.
         work: where answers are kept; by default below `ELUDE_STEER_HOME`.
         device: where the model runs.
-        calls: told how many questions are left to ask, before the first; raises to stop.
-        told: hears what is being done.
+        confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
+        log: called with a line for each step.
     """
     check_judges(judges)
     folder = check_folder(work or home() / "work" / "judge")
@@ -103,7 +103,7 @@ def judge_atlases(
     items = items_of(source_of(loaded[0], images, limit), limit)
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
-        told(f"looking for what '{name}' fires for")
+        log(f"looking for what '{name}' fires for")
         seen = view(atlas, tower_of(atlas, device=device), items, sums=False)
         items = seen.items  # those that can be read
         methods[name] = seen.peaks["sub-units"].top(SIDE * SIDE)
@@ -112,7 +112,7 @@ def judge_atlases(
         if not len(rows):
             raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
     pairs = draw_pairs(methods, lambda number: items[number].read()[0], count=count, seed=seed)
-    answers = ask(judges, pairs, folder, calls=calls, told=told)
+    answers = ask(judges, pairs, folder, confirm=confirm, log=log)
     if all(answer.winner is None for answer in answers):
         heard = f"{len(answers)} answers, neither A nor B, kept in '{folder}'" if answers else "no answer at all"
         raise SpecError(f"there is nothing to rank: {heard}; check the judges' URLs and models, then ask again.")
