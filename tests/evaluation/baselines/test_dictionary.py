@@ -83,7 +83,9 @@ def test_difference_of_means_points_from_where_a_thing_is_not_to_where_it_is(ste
 def lexicon_of(dictionary, steerer):
     """With the names and references of an atlas that it was made from."""
     atlas = steerer.atlas
-    return NamedDictionary(dictionary, atlas.require_labels(), Levels(atlas.references.activation), atlas.streams, atlas.about)
+    return NamedDictionary(
+        dictionary, atlas.require_labels(), Levels(atlas.references.activation), atlas.streams, atlas.about
+    )
 
 
 def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
