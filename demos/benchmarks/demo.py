@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from elude_steer import toyland
 from elude_steer.demo.presenter import Page
 from elude_steer.models.vlm import PROMPT
-from elude_steer.steering.result import marked
+from elude_steer.steering.result import mark_changes
 from elude_steer.steering.steerer import Steerer
 from tests.helpers.visitor import EXAMPLES, Visitor, chromium, served
 
@@ -102,8 +102,8 @@ def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 
     for number, scene in enumerate(scenes):
         for minus, plus in (((scene.objects[0],), ()), ((scene.objects[1],), ("biker",)), (scene.objects[:2], ())):
             words = (tuple(minus), tuple(plus))
-            plan, _ = steerer.planned(minus, plus)
-            truth[number, words] = marked(steerer.explain(scene.image, plan))
+            plan, _ = steerer.prepare_plan(minus, plus)
+            truth[number, words] = mark_changes(steerer.explain(scene.image, plan))
             tasks.append((number, words))
     errors: list[str] = []
     wrong: list[str] = []

@@ -69,7 +69,7 @@ def measure(steerer: Steerer, seed: int, count: int, kind: str, settings: dict[s
     tasks = make_tasks(world, said, kind, seed)  # type: ignore[arg-type]
 
     def plan(task: Task) -> Plan:
-        return steerer.planned([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
+        return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
 
     return summary(kind, run_edits(steerer, world, tasks, plan), seed)
 

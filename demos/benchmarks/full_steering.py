@@ -40,7 +40,7 @@ from elude_steer.evaluation.edits.sweep import grid_points
 from elude_steer.method.layers import SplitLinear
 from elude_steer.models.hooks import replaced, swap_module
 from elude_steer.models.prefix_cache import look
-from elude_steer.steering.intervention import edited
+from elude_steer.steering.intervention import make_edited_forward
 
 TOKENS = 32
 WAYS = ("bare", "nu 50", "nu all", "explicit")
@@ -69,7 +69,7 @@ class Bench:
     def plan(self, **settings: Any) -> Any:
         """Two words, scaled."""
         how = {"mode": "scale", "kappa": self.kappa, "nu": self.nus[1], **settings}
-        return self.steerer.planned(["dog"], ["biker"], settings=how)[0]
+        return self.steerer.prepare_plan(["dog"], ["biker"], settings=how)[0]
 
     def explicit(self) -> SplitLinear:
         """The layer as all its sub-units."""
@@ -128,7 +128,7 @@ def cost(bench: Bench, rounds: int) -> Rows:
             operations[name] = counted(bench.caption)[1]
     whole = median(timed(bench.caption)[1] for _ in range(rounds))
     rows = compared("operations", "1e9", operations, {"nu 50": 0.5, "nu all": 0})
-    rows += [("preparing a plan, s", timed(lambda: bench.steerer.prepare(bench.plan()))[1], None)]
+    rows += [("preparing a plan, s", timed(lambda: bench.steerer.gather_weights(bench.plan()))[1], None)]
     rows += [("caption, s", whole, None)]
     for name, own in (seconds := fc2_seconds(bench)).items():
         more = median(one - bare for one, bare in zip(own, seconds["bare"], strict=True))
@@ -146,7 +146,8 @@ def fc2_seconds(bench: Bench, runs: int = 30) -> dict[str, list[float]]:
     plans = {"nu 50": bench.plan(), "nu all": bench.plan(nu="all")}
     computes: dict[str, Any] = {"bare": lambda original, x: original(x), "explicit": lambda _original, x: explicit(x)}
     computes |= {
-        name: edited(vlm.layer, [bench.steerer.prepare(plan)], lambda x: [x], [None]) for name, plan in plans.items()
+        name: make_edited_forward(vlm.layer, [bench.steerer.gather_weights(plan)], lambda x: [x], [None])
+        for name, plan in plans.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for _, name in itertools.product(range(runs + 2), WAYS):  # two warm up

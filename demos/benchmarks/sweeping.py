@@ -37,7 +37,7 @@ def main() -> None:
         swept.append(time.perf_counter() - start)
     start, equal = time.perf_counter(), 0
     for one in tried:
-        plan, _ = steerer.planned(["dog"], ["biker"], settings=one.settings)
+        plan, _ = steerer.prepare_plan(["dog"], ["biker"], settings=one.settings)
         with steerer.applied(plan):
             equal += steerer.vlm.caption([image])[0] == one.outcome.caption
     naive = time.perf_counter() - start

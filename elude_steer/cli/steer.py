@@ -151,7 +151,7 @@ def run(
     from elude_steer.recipe_files import load_recipe
 
     loaded = [load_recipe(name) for name in recipes]
-    from elude_steer.steering.run_recipe import run_recipe, table
+    from elude_steer.steering.run_recipe import format_table, run_recipe
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
@@ -164,7 +164,7 @@ def run(
         ran = run_recipe(recipe, steerers[wanted], image)
         done.append((recipe, ran))
         if not as_json:
-            click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{table(ran)}")
+            click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{format_table(ran)}")
             for one in ran:
                 for told in one.missing:
                     click.echo(f"elude-steer: note: {recipe.name}, {one.title}: {told}", err=True)

@@ -102,12 +102,12 @@ def export(
         raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
     chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
     from elude_steer.steering.export import export
-    from elude_steer.steering.run_recipe import settings_of
+    from elude_steer.steering.run_recipe import step_settings
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
     steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
-    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **settings_of(chosen))
+    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **step_settings(chosen))
     click.echo(export(steerer, plan, out))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from elude_steer.steering.result import SteeredCaption, marked
+from elude_steer.steering.result import SteeredCaption, mark_changes
 from elude_steer.utils.plotting import data_uri
 
 
@@ -18,7 +18,7 @@ def captions(result: SteeredCaption) -> str:
     """Baseline and steered caption side by side, with notes under them."""
     cards = "".join(
         f'<div class="card {name}"><h3>{name}</h3><p>{text}</p></div>'
-        for name, text in zip(("baseline", "steered"), marked(result), strict=True)
+        for name, text in zip(("baseline", "steered"), mark_changes(result), strict=True)
     )
     count = len({edit.sub_unit for concept in result.plan.concepts for edit in concept.edits})
     done = f"{count} sub-units changed, both captions in {result.seconds:.2f} s"

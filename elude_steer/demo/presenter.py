@@ -72,7 +72,7 @@ class Page:
     def warm_up(self) -> None:
         """Does everything once, so that the first visitor does not wait for what only the first call does."""
         blank = Image.new("RGB", (64, 64))
-        plan, _ = self.steerer.planned(self.words[:1])
+        plan, _ = self.steerer.prepare_plan(self.words[:1])
         self.views(self.steerer.explain(blank, plan, max_new_tokens=2))
 
     def run(self, job: Callable[[], T]) -> T:
@@ -126,7 +126,7 @@ class Page:
             raise SpecError(
                 f"'{wanted.plus[0]}' needs a place: name what it replaces under Remove, or mark where on the picture."
             )
-        plan, notes = self.steerer.planned(wanted.minus, wanted.plus, where, settings)
+        plan, notes = self.steerer.prepare_plan(wanted.minus, wanted.plus, where, settings)
         return self.steerer.explain(image, plan, prompt=wanted.prompt or PROMPT, notes=notes)
 
     def _remarks(self, wanted: Wanted) -> list[str]:

@@ -25,17 +25,17 @@ def export(steerer: Steerer, plan: Plan, out: str | Path) -> Path:
     folder = Path(out).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StorageError(f"'{out}' is already there; give a new folder.")
-    if not plan.changes:
+    if not plan.has_effect:
         raise SpecError("the plan changes nothing, so the checkpoint would be the model itself; name a word.")
-    if not plan.folds:
+    if not plan.is_linear:
         raise SpecError(
             "only an edit of every patch can be weights: patches are chosen, or values set, for each picture anew. The "
             "nearest that can: mode scale, nu all (`--set mode=scale --set nu=all`); look at its captions first."
         )
-    prepared = steerer.prepare(plan)
+    prepared = steerer.gather_weights(plan)
     if prepared is None:
         raise SpecError("there is no plan to export.")
-    weight, bias = prepared.folded
+    weight, bias = prepared.linear_change
     layer: Any = steerer.vlm.layer
     name, model = steerer.vlm.layer_name, steerer.vlm.model
     state = dict(model.state_dict())

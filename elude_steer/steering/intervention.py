@@ -16,7 +16,7 @@ from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.streams import firing_reference
 from elude_steer.errors import ModelError
 from elude_steer.method.layers import SubUnits, layer_parameters
-from elude_steer.steering.patches import strongest_mask, word_mask
+from elude_steer.steering.patches import concept_region, strongest_mask
 from elude_steer.steering.plan import Concept, Plan
 from elude_steer.steering.regions import Region
 
@@ -61,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class AllSubUnits:
     """All sub-units of a layer, to find those that a picture's surroundings consist of.
 
     Attributes:
@@ -75,7 +75,7 @@ class Surroundings:
     reference: torch.Tensor
 
     @classmethod
-    def of(cls, atlas: Atlas, layer: nn.Module) -> Surroundings:
+    def from_source(cls, atlas: Atlas, layer: nn.Module) -> AllSubUnits:
         """Those of an atlas, on the layer's device."""
         device = next(layer.parameters()).device
         return cls(
@@ -97,7 +97,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedPlan:
     """A plan ready for a layer.
 
     Attributes:
@@ -113,18 +113,18 @@ class Prepared:
     parts: tuple[Part, ...]
     d_out: int
     shape: tuple[int, int] | None
-    surroundings: Callable[[], Surroundings]
+    surroundings: Callable[[], AllSubUnits]
 
     @classmethod
-    def of(
+    def from_plan(
         cls,
         plan: Plan,
         atlas: Atlas,
         layer: nn.Module,
         shape: tuple[int, int] | None = None,
-        surroundings: Callable[[], Surroundings] | None = None,
+        surroundings: Callable[[], AllSubUnits] | None = None,
         rows: dict[tuple[int, ...], SubUnits] | None = None,
-    ) -> Prepared:
+    ) -> PreparedPlan:
         """The plan's sub-units with their weights, on the layer's device; `rows` are shared by plans with the same."""
         rows = {} if rows is None else rows
         device, parts = next(layer.parameters()).device, []
@@ -134,10 +134,10 @@ class Prepared:
                 own = rows[numbers] if numbers in rows else rows.setdefault(numbers, atlas.sub_units(numbers, layer))
                 amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = atlas.references.activation[list(numbers)].to(device)
-                reach = plan.reach_of(concept)
+                reach = plan.stream_reach(concept)
                 rest = reach * atlas.stream_outside(numbers).to(device) if reach else None
                 parts.append(Part(concept, own, amounts, reference, rest))
-        every = surroundings or (lambda: Surroundings.of(atlas, layer))
+        every = surroundings or (lambda: AllSubUnits.from_source(atlas, layer))
         return cls(plan, tuple(parts), atlas.d_out, shape, every)
 
     def region(
@@ -155,17 +155,17 @@ class Prepared:
             mask = np.any([covers(one) for one in marked], axis=0)
             region = torch.from_numpy(mask).to(q.device).reshape(len(q), -1)
         else:
-            minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.sets else [part]
+            minus = [one for one in self.parts if one.concept.role == "minus"] if part.concept.is_placed else [part]
             if not minus:
                 raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
             shares = [one.activations(q, known)[:, before:] / firing_reference(one.reference) for one in minus]
-            region = word_mask(torch.cat(shares, -1).mean(-1), part.concept.settings, (rows, columns))
+            region = concept_region(torch.cat(shares, -1).mean(-1), part.concept.settings, (rows, columns))
         return F.pad(region, (before, 0))
 
     def _marked(self, concept: Concept) -> list[Region]:
         """What the user marked for a word; what replaces a marked thing goes where that mark is."""
-        own = self.plan.region_of(concept)
-        if own is not None or not concept.sets:
+        own = self.plan.marked_region(concept)
+        if own is not None or not concept.is_placed:
             return [own] if own is not None else []
         return [c.where for c in self.plan.concepts if c.role == "minus" and c.where is not None]
 
@@ -176,7 +176,7 @@ class Prepared:
             raise ModelError(f"the layer saw {q.shape[1]} tokens a tile, fewer than its {rows} x {columns} patches.")
         return rows, columns, q.shape[1] - rows * columns
 
-    def change(self, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None) -> torch.Tensor:
+    def output_change(self, q: torch.Tensor, covers: Covers | None = None, known: Known | None = None) -> torch.Tensor:
         """What is added to the layer's output, `(tiles, tokens, d_out)` float32.
 
         On a GPU, sub-units of one unit are added in no fixed order: the last bits may differ from run to run.
@@ -190,8 +190,8 @@ class Prepared:
         known = {} if known is None else known
         for part in self.parts:
             now, how = part.activations(q, known), part.concept.settings
-            moved = (part.amounts - now) if part.concept.sets else (part.amounts - 1) * now
-            inside = part.concept.sets or how.fits
+            moved = (part.amounts - now) if part.concept.is_placed else (part.amounts - 1) * now
+            inside = part.concept.is_placed or how.fits
             if inside or part.rest is not None:
                 region = self.region(part, q, covers, known)[..., None]
                 if part.rest is not None:
@@ -206,12 +206,14 @@ class Prepared:
 
     def _fill(self, total: torch.Tensor, q: torch.Tensor, covers: Covers | None, known: Known) -> None:
         """Adds what makes the regions of removed words look like their surroundings, every patch once."""
-        filling = [(part, self.region(part, q, covers, known)) for part in self.parts if self.plan.fills(part.concept)]
+        filling = [
+            (part, self.region(part, q, covers, known)) for part in self.parts if self.plan.is_filled(part.concept)
+        ]
         if not filling:
             return
         taken = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
         for part in self.parts:
-            if part.concept.sets:
+            if part.concept.is_placed:
                 taken |= self.region(part, q, covers, known)
         outside = ~torch.stack([taken, *(region for _, region in filling)]).any(0)
         outside[:, : self._shape(q, covers)[2]] = False
@@ -232,8 +234,8 @@ class Prepared:
         rows.add(total, (amounts - rows.activations(q)) * region[..., None])
 
     @cached_property
-    def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the edit adds to the layer's weight and bias, where it is linear (`plan.folds`)."""
+    def linear_change(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the edit adds to the layer's weight and bias, where it is linear (`plan.is_linear`)."""
         d_in = self.parts[0].rows.weight.shape[1] if self.parts else 0
         device = self.parts[0].amounts.device if self.parts else None
         weight, bias = torch.zeros(self.d_out, d_in, device=device), torch.zeros(self.d_out, device=device)
@@ -249,11 +251,11 @@ class Prepared:
         for part in self.parts:
             now = part.activations(q)
             fires = (now / firing_reference(part.reference)).clamp_min(0).mean(-1)
-            if part.concept.sets or part.concept.settings.fits:
+            if part.concept.is_placed or part.concept.settings.fits:
                 touched = self.region(part, q, covers).float()
             else:
                 touched = part.chosen(now, None, before).float().mean(-1)
-                if self.plan.fills(part.concept) or part.rest is not None:
+                if self.plan.is_filled(part.concept) or part.rest is not None:
                     touched = touched.maximum(self.region(part, q, covers).float())
             found[part.concept.word] = (fires[:, before:].cpu().numpy(), touched[:, before:].cpu().numpy())
         return found
@@ -265,9 +267,9 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def edited(
+def make_edited_forward(
     layer: nn.Module,
-    prepared: Sequence[Prepared | None],
+    prepared: Sequence[PreparedPlan | None],
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     covers: Sequence[Covers | None],
     join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
@@ -281,23 +283,25 @@ def edited(
         covers: for each picture, which of its patches a region covers.
         join: pictures again as the layer has them, the other way round from `split`.
     """
-    active = [one if one is not None and one.plan.changes else None for one in prepared]
+    active = [one if one is not None and one.plan.has_effect else None for one in prepared]
     alone = active[0] if len(active) == 1 else None
 
     def compute(original: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         if not any(active):
             return original(x)
-        if alone is not None and alone.plan.folds:
+        if alone is not None and alone.plan.is_linear:
             # The layer runs once, on a weight made for this plan: an edit of every patch costs nothing.
             weight, bias = layer_parameters(layer)
-            more_weight, more_bias = alone.folded
+            more_weight, more_bias = alone.linear_change
             return _finite(F.linear(x, (weight + more_weight).to(x.dtype), (bias + more_bias).to(x.dtype)))
         out = original(x)
         pictures = split(x)
         plans = active * len(pictures) if len(active) == 1 else active
         where = list(covers) * len(pictures) if len(covers) == 1 else covers
         changes = [
-            one.change(q, covering) if one is not None else torch.zeros(*q.shape[:2], out.shape[-1], device=q.device)
+            one.output_change(q, covering)
+            if one is not None
+            else torch.zeros(*q.shape[:2], out.shape[-1], device=q.device)
             for q, one, covering in zip(pictures, plans, where, strict=True)
         ]
         # Checked in the model's own type too: half precision ends where full precision is still far from its end.
@@ -306,9 +310,9 @@ def edited(
     return compute
 
 
-def edited_once(
+def make_resumed_forward(
     pictures: Sequence[torch.Tensor],
-    rows: Sequence[tuple[int, Prepared | None, Covers | None]],
+    rows: Sequence[tuple[int, PreparedPlan | None, Covers | None]],
     join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
 ) -> Callable[..., torch.Tensor]:
     """The same where the layer's inputs are known before: pictures that come again, under other plans, are shared.
@@ -325,8 +329,8 @@ def edited_once(
         for picture, prepared, covers in rows:
             q = pictures[picture]
             out, known = shared[picture] if picture in shared else shared.setdefault(picture, (original(q), {}))
-            if prepared is not None and prepared.plan.changes:
-                out = _finite(out + prepared.change(q, covers, known).to(out.dtype))
+            if prepared is not None and prepared.plan.has_effect:
+                out = _finite(out + prepared.output_change(q, covers, known).to(out.dtype))
             found.append(out)
         return join(found).reshape(*x.shape[:-1], -1)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from elude_steer.steering.settings import Settings
 
 
-def word_mask(share: torch.Tensor, how: Settings, shape: tuple[int, int]) -> torch.Tensor:
+def concept_region(share: torch.Tensor, how: Settings, shape: tuple[int, int]) -> torch.Tensor:
     """The region of a word that fires with these shares, `(tiles, patches)` bool.
 
     Args:
@@ -16,13 +16,13 @@ def word_mask(share: torch.Tensor, how: Settings, shape: tuple[int, int]) -> tor
         how: nu, per, smooth and fit count.
         shape: rows and columns of a tile's patches.
     """
-    share = smoothed(share, *shape) if how.smooth else share
+    share = smooth_over_neighbours(share, *shape) if how.smooth else share
     region = strongest_mask(share[..., None], how.nu, how.per)[..., 0]
     peak = share.max()
     return region & (share >= how.fit * peak) if how.fit and peak > 0 else region
 
 
-def smoothed(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def smooth_over_neighbours(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Each patch with its neighbours, those at its corners counting half, and nothing beyond the edge of a tile."""
     near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
     return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)

@@ -45,7 +45,7 @@ class Concept:
     where: Region | None = None
 
     @property
-    def sets(self) -> bool:
+    def is_placed(self) -> bool:
         """Whether its sub-units are set and not scaled."""
         return bool(self.edits) and self.edits[0].kind == "set"
 
@@ -72,41 +72,47 @@ class Plan:
         return tuple(edit for concept in self.concepts for edit in concept.edits)
 
     @property
-    def changes(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether anything can change at all."""
         some = any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
-        return some or any(self.fills(concept) or self.reach_of(concept) for concept in self.concepts)
+        return some or any(self.is_filled(concept) or self.stream_reach(concept) for concept in self.concepts)
 
-    def reach_of(self, concept: Concept) -> float:
+    def stream_reach(self, concept: Concept) -> float:
         """How many times the stream the units without a word's sub-units are moved by: away where it is removed."""
         how = concept.settings
         if how.mode != "place" or not concept.edits:
             return 0.0
-        if concept.sets:
+        if concept.is_placed:
             return how.reach
-        return 0.0 if any(other.sets for other in self.concepts) or not self.around(concept) else -how.reach
+        return (
+            0.0 if any(other.is_placed for other in self.concepts) or not self.has_surroundings(concept) else -how.reach
+        )
 
-    def around(self, concept: Concept) -> bool:
+    def has_surroundings(self, concept: Concept) -> bool:
         """Whether the region of a removed word leaves anything around it."""
         how = concept.settings
-        return how.nu != "all" or how.fits or self.region_of(concept) is not None
+        return how.nu != "all" or how.fits or self.marked_region(concept) is not None
 
-    def fills(self, concept: Concept) -> bool:
+    def is_filled(self, concept: Concept) -> bool:
         """Whether the surroundings take the place of a removed word: not if something else is placed there."""
         how = concept.settings
         wanted = concept.role == "minus" and how.mode == "place" and how.fill > 0 and bool(concept.edits)
-        return wanted and self.around(concept) and not any(c.sets and self.region_of(c) is None for c in self.concepts)
+        return (
+            wanted
+            and self.has_surroundings(concept)
+            and not any(c.is_placed and self.marked_region(c) is None for c in self.concepts)
+        )
 
-    def region_of(self, concept: Concept) -> Region | None:
+    def marked_region(self, concept: Concept) -> Region | None:
         """The region that the user marked for a word; the plan's is for what is placed, or else for what goes."""
-        elsewhere = concept.role == "minus" and any(other.sets for other in self.concepts)
+        elsewhere = concept.role == "minus" and any(other.is_placed for other in self.concepts)
         return concept.where or (None if elsewhere else self.where)
 
     @property
-    def folds(self) -> bool:
+    def is_linear(self) -> bool:
         """Whether the edit is linear in the layer's input: every patch, and nothing set."""
         touched = [c for c in self.concepts if c.edits]
-        others = (c.sets or c.settings.fits or self.fills(c) or self.reach_of(c) for c in touched)
+        others = (c.is_placed or c.settings.fits or self.is_filled(c) or self.stream_reach(c) for c in touched)
         return all(c.settings.nu == "all" for c in touched) and not any(others)
 
     @property
@@ -143,7 +149,7 @@ class Plan:
         lines = []
         for concept in self.concepts:
             s = concept.settings
-            place = concept.sets
+            place = concept.is_placed
             patches = f"{s.nu} patch{'' if s.nu == 1 else 'es'} {'an' if s.per == 'image' else 'a'} {s.per}"
             amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
             how = f"set to {s.beta:g} x {s.level}" if place else amount
@@ -151,7 +157,7 @@ class Plan:
             if s.fits:
                 most = "" if s.nu == "all" else f", at most {patches}"
                 where = f"the region with {s.fit:.0%} of its peak{most}"
-            where = "the marked region" if (place or s.fits) and self.region_of(concept) else where
+            where = "the marked region" if (place or s.fits) and self.marked_region(concept) else where
             sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
             lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
             named: dict[tuple[str, float], int] = {}
@@ -160,9 +166,9 @@ class Plan:
             found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
             more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
             lines += [f"  {', '.join(found[:4])}{more}"] if found else []
-            if reach := self.reach_of(concept):
+            if reach := self.stream_reach(concept):
                 lines.append(f"  the units without one moved by {reach:g} x stream")
-            if self.fills(concept):
+            if self.is_filled(concept):
                 lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
         return "\n".join(lines)
 
@@ -186,17 +192,17 @@ def make_plan(
         matcher: finds them.
         minus: words that should go; as a mapping, each with settings, and a `where`, of its own.
         plus: words that should come.
-        where: the region for words that have none of their own; see `Region.of`.
+        where: the region for words that have none of their own; see `Region.from_value`.
         settings: for all words.
         defaults: what counts where nobody says anything, before the paper's values.
     """
     wanted = {word: dict(own) for word, own in (_words("minus", minus) | _words("plus", plus)).items()}
-    places = {word: Region.of(own.pop("where", None)) for word, own in wanted.items()}
+    places = {word: Region.from_value(own.pop("where", None)) for word, own in wanted.items()}
     minus_words = {word for word, role in wanted if role == "minus"}
     both = sorted(minus_words & {word for word, role in wanted if role == "plus"})
     if both:
         raise SpecError(f"'{both[0]}' is in minus and in plus; a word either goes or comes.")
-    region = Region.of(where)
+    region = Region.from_value(where)
     concepts, notes = [], []
     for (word, role), own in wanted.items():
         how = Settings.of(own, settings or {}, defaults or {})
@@ -222,11 +228,11 @@ def make_plan(
         if concept.role == "minus":  # a sub-unit wanted by both goes to plus
             free = [e for e in free if e.sub_unit not in plus_units]
         taken |= {e.sub_unit for e in free}
-        if len(free) < len(concept.edits) and concept.sets:  # those of a unit share what it carries
+        if len(free) < len(concept.edits) and concept.is_placed:  # those of a unit share what it carries
             levels = _levels(atlas, [e.sub_unit for e in free], concept.settings)
             free = [replace(edit, amount=amount) for edit, amount in zip(free, levels, strict=True)]
         kept.append(replace(concept, edits=tuple(free)))
-    homeless = any(concept.sets and concept.where is None for concept in kept)
+    homeless = any(concept.is_placed and concept.where is None for concept in kept)
     at_home = any(concept.role == "minus" and (concept.edits or concept.where) for concept in kept)
     if homeless and region is None and not at_home:
         raise SpecError(

@@ -28,7 +28,7 @@ class Region:
     mask: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, where: Any) -> Region | None:
+    def from_value(cls, where: Any) -> Region | None:
         """A region from a box, an array or a black and white picture (or its file); None stays None."""
         if where is None or isinstance(where, Region):
             return where
@@ -61,7 +61,7 @@ class Region:
         box, mask = values["box"], values["mask"]
         return cls(tuple(box) if box else None, tuple(mask) if mask else None)
 
-    def covers(self, boxes: np.ndarray, size: tuple[int, int], least: float = 0.5) -> np.ndarray:
+    def covered_patches(self, boxes: np.ndarray, size: tuple[int, int], least: float = 0.5) -> np.ndarray:
         """Which patches lie in the region by at least half, `(tiles, patches)` bool.
 
         In a tile whose patches are too large for that, the one that lies in it most: what a tile shows of the region

@@ -11,8 +11,8 @@ from typing import Any
 from elude_steer import __version__
 from elude_steer.specs import Recipe
 from elude_steer.steering.plan import Concept
-from elude_steer.steering.result import compared, mapped
-from elude_steer.steering.run_recipe import Ran
+from elude_steer.steering.result import render_captions, render_maps
+from elude_steer.steering.run_recipe import StepResult
 from elude_steer.steering.settings import Settings
 from elude_steer.utils.files import write_file
 from elude_steer.utils.plotting import data_uri, fit_within
@@ -40,7 +40,7 @@ article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line)
 """
 
 
-def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[Ran]]]) -> Path:
+def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[StepResult]]]) -> Path:
     """Writes the page of some recipes that ran."""
     body = "\n".join(_recipe(recipe, ran) for recipe, ran in done if ran)
     title = ", ".join(recipe.name for recipe, _ in done)
@@ -56,7 +56,7 @@ def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[Ran]]]) -> Pa
     return path
 
 
-def _verdict(ran: Sequence[Ran]) -> str:
+def _verdict(ran: Sequence[StepResult]) -> str:
     expecting = [one for one in ran if _expects(one)]
     edits = f"{len(ran)} edit{'' if len(ran) == 1 else 's'}"
     if not expecting:
@@ -65,11 +65,11 @@ def _verdict(ran: Sequence[Ran]) -> str:
     return f"{edits}; {met} of {len(expecting)} did what the recipe expects."
 
 
-def _expects(one: Ran) -> bool:
+def _expects(one: StepResult) -> bool:
     return bool(one.step.expect.gone or one.step.expect.new or one.missing)
 
 
-def _recipe(recipe: Recipe, ran: Sequence[Ran]) -> str:
+def _recipe(recipe: Recipe, ran: Sequence[StepResult]) -> str:
     first = ran[0].result
     told = {name: str(first.provenance.get(name)) for name in ("model", "layer", "atlas", "prompt")}
     told["model"] = _short(told["model"])
@@ -82,22 +82,24 @@ def _recipe(recipe: Recipe, ran: Sequence[Ran]) -> str:
     )
 
 
-def _edit(one: Ran) -> str:
+def _edit(one: StepResult) -> str:
     verdict = '<p class="met">As expected.</p>' if _expects(one) else ""
     if one.missing:
         verdict = f'<p class="missed">Not as expected: {html.escape("; ".join(one.missing))}.</p>'
     notes = "".join(f'<p class="soft">{html.escape(note)}</p>' for note in one.result.notes)
     settings = "<br>".join(html.escape(_settings(concept)) for concept in one.result.plan.concepts)
     return (
-        f'<section class="edit"><div><h3>{html.escape(one.title)}</h3>{compared(one.result)}{verdict}{notes}</div>'
-        f'<div class="maps">{mapped(one.result, side=160, density=2)}</div><p class="soft">{settings}</p></section>'
+        f'<section class="edit"><div><h3>{html.escape(one.title)}</h3>'
+        f"{render_captions(one.result)}{verdict}{notes}</div>"
+        f'<div class="maps">{render_maps(one.result, side=160, density=2)}</div>'
+        f'<p class="soft">{settings}</p></section>'
     )
 
 
 def _settings(concept: Concept) -> str:
     """What a word was changed with: the settings that count for it, and all that are not the paper's."""
     own, usual = asdict(concept.settings), asdict(Settings())
-    gain = "beta" if concept.sets else "alpha" if concept.role == "plus" else "gamma"
+    gain = "beta" if concept.is_placed else "alpha" if concept.role == "plus" else "gamma"
     shown = ["mode", gain, "kappa", "nu"]
     shown += [name for name in own if name not in ("alpha", "beta", "gamma", *shown) and own[name] != usual[name]]
     return f"{concept.word}: " + ", ".join(_setting(name, own[name]) for name in shown)

@@ -101,14 +101,14 @@ class SteeredCaption:
             f'<details style="{_SMALL}"><summary>what was done</summary>'
             f'<div style="white-space:pre-wrap">{html.escape(str(self.plan))}</div></details>'
         )
-        return f'<div style="max-width:720px">{compared(self)}{mapped(self)}{notes}{plan}</div>'
+        return f'<div style="max-width:720px">{render_captions(self)}{render_maps(self)}{notes}{plan}</div>'
 
 
-def compared(result: SteeredCaption) -> str:
+def render_captions(result: SteeredCaption) -> str:
     """Both captions as HTML under each other: words that are gone struck through, new ones marked."""
     rows = "".join(
         f'<div style="{_SMALL}">{name}</div><div>{text}</div>'
-        for name, text in zip(("baseline", "steered"), marked(result), strict=True)
+        for name, text in zip(("baseline", "steered"), mark_changes(result), strict=True)
     )
     return (
         '<div style="display:grid;grid-template-columns:auto 1fr;gap:2px 12px;align-items:baseline;text-align:left">'
@@ -116,13 +116,13 @@ def compared(result: SteeredCaption) -> str:
     )
 
 
-def marked(result: SteeredCaption) -> tuple[str, str]:
+def mark_changes(result: SteeredCaption) -> tuple[str, str]:
     """Baseline and caption as HTML, with what is gone in the one and what is new in the other marked."""
     before = _with_marks(result.baseline, result.gone, "del", _GONE)
     return before, _with_marks(result.caption, result.new, "ins", _NEW)
 
 
-def mapped(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:
+def render_maps(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:
     """A map for each word as HTML, beside each other.
 
     Args:
@@ -166,7 +166,9 @@ def _numbered(text: str) -> list[tuple[bool, str]]:
     return [(number == 0, line) for number, line in enumerate(text.splitlines() or [""])]
 
 
-def remarks(baseline: str, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+def result_notes(
+    baseline: str, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> list[str]:
     """What a person should be told about a result that is not what they asked for."""
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]

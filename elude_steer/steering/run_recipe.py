@@ -14,7 +14,7 @@ from elude_steer.steering.steerer import SteeredCaption, Steerer
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class StepResult:
     """One edit of a recipe: what was asked for, what came, and what of the expected is missing."""
 
     step: StepSpec
@@ -24,24 +24,24 @@ class Ran:
     @property
     def title(self) -> str:
         """The edit in short, as the paper writes it: `-dog +biker`."""
-        return words(self.step)
+        return step_title(self.step)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"step": asdict(self.step), "missing": self.missing, **self.result.to_dict()}
 
 
-def words(step: StepSpec) -> str:
+def step_title(step: StepSpec) -> str:
     """An edit in short."""
     return " ".join([*(f"-{word}" for word in step.minus), *(f"+{word}" for word in step.plus)]) or "no edit"
 
 
-def settings_of(step: StepSpec) -> Mapping[str, Any]:
+def step_settings(step: StepSpec) -> Mapping[str, Any]:
     """The settings that a step gives."""
     return {name: value for name, value in asdict(step.settings).items() if value is not None}
 
 
-def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Ran]:
+def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[StepResult]:
     """Makes every edit of a recipe on its picture, each from the baseline.
 
     Args:
@@ -56,15 +56,17 @@ def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Ran]
         )
     picture = open_image(source)
     plans = [
-        steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **settings_of(step)) for step in recipe.steps
+        steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **step_settings(step))
+        for step in recipe.steps
     ]
     results = steerer.explain_all(picture, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
     return [
-        Ran(step, result, missing(step, result.caption)) for step, result in zip(recipe.steps, results, strict=True)
+        StepResult(step, result, unmet_expectations(step, result.caption))
+        for step, result in zip(recipe.steps, results, strict=True)
     ]
 
 
-def missing(step: StepSpec, caption: str) -> tuple[str, ...]:
+def unmet_expectations(step: StepSpec, caption: str) -> tuple[str, ...]:
     """What of the expected did not happen, in short sentences."""
     told = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
     if step.expect.new and not any(_says(caption, word) for word in step.expect.new):
@@ -77,7 +79,7 @@ def _says(caption: str, words: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", caption, re.IGNORECASE) is not None
 
 
-def table(ran: Sequence[Ran]) -> str:
+def format_table(ran: Sequence[StepResult]) -> str:
     """Setting and caption, as in the paper's figures."""
     rows = [("baseline", ran[0].result.baseline if ran else "")]
     rows += [(one.title, one.result.caption) for one in ran]

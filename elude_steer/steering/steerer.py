@@ -27,17 +27,23 @@ from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import Looked, look, resumed
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec
-from elude_steer.steering.intervention import Covers, Prepared, Surroundings, edited, edited_once
+from elude_steer.steering.intervention import (
+    AllSubUnits,
+    Covers,
+    PreparedPlan,
+    make_edited_forward,
+    make_resumed_forward,
+)
 from elude_steer.steering.plan import Plan, make_plan
 from elude_steer.steering.regions import Region
-from elude_steer.steering.result import SteeredCaption, remarks
+from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.settings import Given
 
-BATCH = 192  # tiles that go through the model together
+MAX_BATCH_TILES = 192  # tiles that go through the model together
 
 
 @dataclass(frozen=True, eq=False)
-class Where:
+class ImagePatches:
     """One picture's patches: which of them a region covers, and in how many rows and columns they stand.
 
     Attributes:
@@ -52,7 +58,7 @@ class Where:
 
     def __call__(self, region: Region) -> np.ndarray:
         """Which patches a region covers, `(tiles, patches)` bool."""
-        return region.covers(self.vlm.grid(self.size()).boxes, self.size())
+        return region.covered_patches(self.vlm.grid(self.size()).boxes, self.size())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,10 +115,10 @@ class Steerer:
             attn_implementation=spec.attn_implementation,
             trust_remote_code=loaded.allows_remote_code(spec.trust_remote_code, trust_remote_code),
         )
-        return cls.of(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
+        return cls.from_parts(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
 
     @classmethod
-    def of(cls, vlm: Vlm, atlas: Atlas, matcher: Matcher) -> Self:
+    def from_parts(cls, vlm: Vlm, atlas: Atlas, matcher: Matcher) -> Self:
         """The same from parts that are already loaded; raises where they do not belong together."""
         atlas.check(vlm.layer)
         atlas.require_labels()
@@ -130,26 +136,30 @@ class Steerer:
         """The atlas's own settings, which count where the caller says nothing."""
         return self.atlas.about.get("spec", {}).get("steering", {})
 
-    def planned(
+    def prepare_plan(
         self, minus: Any = (), plus: Any = (), where: Any = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[Plan, list[str]]:
         """The plan of some words where the atlas's own settings count, and notes about it; see `make_plan`."""
         words = {"minus": minus, "plus": plus, "where": where}
         return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
 
-    def prepare(self, plan: Plan | None, rows: dict[tuple[int, ...], SubUnits] | None = None) -> Prepared | None:
+    def gather_weights(
+        self, plan: Plan | None, rows: dict[tuple[int, ...], SubUnits] | None = None
+    ) -> PreparedPlan | None:
         """A plan with its weights at hand; raises where it was made for another atlas. `rows` are shared by plans."""
         if plan is None:
             return None
         if plan.weights and plan.weights != self.atlas.fingerprint:
             raise AtlasError(f"the plan was made with another atlas ('{plan.atlas}'), whose sub-units are others.")
-        return Prepared.of(plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings, rows)
+        return PreparedPlan.from_plan(
+            plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings, rows
+        )
 
     @cached_property
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self) -> AllSubUnits:
         # Kept for good, so it must not be made in the inference mode of whoever needs it first.
         with torch.inference_mode(False), torch.no_grad():
-            return Surroundings.of(self.atlas, self.vlm.layer)
+            return AllSubUnits.from_source(self.atlas, self.vlm.layer)
 
     @contextmanager
     def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
@@ -190,17 +200,17 @@ class Steerer:
             if len(plans) not in (1, count):
                 raise SpecError(f"{len(plans)} plans for {count} pictures; give one for all, or one each.")
             shapes = self.vlm.layout.shapes(inputs, count)
-            covers = [Where(self.vlm, lambda i=i: _size(inputs, i), shapes[i]) for i in range(count)]  # type: ignore[misc]
-            return edited(self.vlm.layer, prepared, split, covers, join)(original, x)
+            covers = [ImagePatches(self.vlm, lambda i=i: _size(inputs, i), shapes[i]) for i in range(count)]  # type: ignore[misc]
+            return make_edited_forward(self.vlm.layer, prepared, split, covers, join)(original, x)
 
-        prepared = [self.prepare(one) for one in plans]
+        prepared = [self.gather_weights(one) for one in plans]
         model = self.vlm.model
         with watched(model, see), replaced(model, generate, "generate"), replaced(self.vlm.layer, compute):
             yield
 
-    def covers(self, seen: Looked, picture: int) -> Covers:
+    def image_patches(self, seen: Looked, picture: int) -> Covers:
         """Which patches of a picture that was looked at a region covers."""
-        return Where(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
+        return ImagePatches(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
 
     def captions(
         self,
@@ -229,11 +239,11 @@ class Steerer:
         said: list[str] = []
         weights: dict[tuple[int, ...], SubUnits] = {}
         for part in _parts(wanted, seen.tiles):
-            prepared = {plan: self.prepare(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
+            prepared = {plan: self.gather_weights(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]
-            rows = [(picture, prepared[plan], self.covers(seen, picture)) for picture, plan in part]
+            rows = [(picture, prepared[plan], self.image_patches(seen, picture)) for picture, plan in part]
             inputs = seen.rows(pictures)
-            once = edited_once(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
+            once = make_resumed_forward(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
             with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, once):
                 said += self.vlm.answer(inputs, max_new_tokens)
         found, at = [], 0
@@ -255,7 +265,7 @@ class Steerer:
         Example:
             >>> print(steerer.plan(minus=["dog"], gamma=-10, kappa=100, nu="all"))
         """
-        plan, notes = self.planned(minus, plus, where, settings)
+        plan, notes = self.prepare_plan(minus, plus, where, settings)
         for note in notes:
             warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
         return plan
@@ -283,7 +293,7 @@ class Steerer:
             **settings: mode, alpha, gamma, …: see `Settings`; what is left out is the atlas's own.
         """
         picture = open_image(image)
-        plan, notes = self.planned(minus, plus, where, settings)
+        plan, notes = self.prepare_plan(minus, plus, where, settings)
         result = self.explain(picture, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
         for note in result.notes:
             warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
@@ -329,10 +339,10 @@ class Steerer:
         }
         found = []
         for plan, caption in zip(plans, captions, strict=True):
-            prepared = self.prepare(plan)
-            maps = prepared.maps(looked.q[0], self.covers(looked, 0)) if prepared else {}
+            prepared = self.gather_weights(plan)
+            maps = prepared.maps(looked.q[0], self.image_patches(looked, 0)) if prepared else {}
             settings = {concept.word: asdict(concept.settings) for concept in plan.concepts}
-            told = (*notes, *remarks(baseline, caption, plan, maps))
+            told = (*notes, *result_notes(baseline, caption, plan, maps))
             seconds = time.perf_counter() - start
             grid, provenance = self.vlm.grid(size), {**about, "settings": settings}
             found.append(SteeredCaption(baseline, caption, plan, maps, grid, picture, told, provenance, seconds))
@@ -391,10 +401,10 @@ def _steerer(atlas: str, _written: int, device: str | None) -> Steerer:
 
 
 def _parts(rows: Sequence[tuple[int, Plan | None]], tiles: Sequence[int]) -> Iterator[list[tuple[int, Plan | None]]]:
-    """Rows that are captioned together: at most `BATCH` tiles, at least one row."""
+    """Rows that are captioned together: at most `MAX_BATCH_TILES` tiles, at least one row."""
     part: list[tuple[int, Plan | None]] = []
     for row in rows:
-        if part and sum(tiles[picture] for picture, _ in part) + tiles[row[0]] > BATCH:
+        if part and sum(tiles[picture] for picture, _ in part) + tiles[row[0]] > MAX_BATCH_TILES:
             yield part
             part = []
         part.append(row)

@@ -30,7 +30,7 @@ from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedEr
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import Recipe, SteeringSpec, StepSpec
-from elude_steer.steering.run_recipe import run_recipe, settings_of
+from elude_steer.steering.run_recipe import run_recipe, step_settings
 from elude_steer.utils.yaml_schema import parse_document
 from tests.helpers.markup import Reader
 
@@ -175,7 +175,7 @@ def test_settings_come_back_as_they_were(page, given):
     assert again == given
     assert {type(again[name]) for name in ("kappa", "nu", "fill") if name in again} <= {int, str}
     assert page.fields(vars(SteeringSpec(**given))) == fields  # as of a recipe's step
-    page.steerer.planned(["dog"], [], None, again)  # they are settings
+    page.steerer.prepare_plan(["dog"], [], None, again)  # they are settings
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
@@ -397,7 +397,7 @@ def test_views_are_the_heat_maps(page):
 
 
 def test_without_words_the_picture_is_in_sight(page, steerer):
-    plan, _ = steerer.planned()
+    plan, _ = steerer.prepare_plan()
     told = page.views(steerer.explain(DOG, plan))
     assert (told["chosen"], len(told["views"])) == (0, 1)
 
@@ -576,7 +576,7 @@ def test_a_recipe_and_a_call_can_be_read_whatever_was_typed(name, minus, prompt)
     asked = Wanted(None, None, tuple(minus), ("cat",), prompt, {"nu": "all", "gamma": -2.0})
     found = parse_document(Recipe, session.recipe_text(name, asked, "toyland"))
     assert (found.steps[0].minus, found.steps[0].plus, found.prompt) == (tuple(minus), ("cat",), prompt)
-    assert settings_of(found.steps[0]) == asked.settings
+    assert step_settings(found.steps[0]) == asked.settings
     call = ast.parse(session.python_call(name, asked, "toyland")).body[-1].value.value
     given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert ast.literal_eval(call.args[0]) == name

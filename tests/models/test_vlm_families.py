@@ -29,9 +29,9 @@ from elude_steer.specs import (
     TokensSpec,
 )
 from elude_steer.steering.export import export
-from elude_steer.steering.intervention import edited_once
+from elude_steer.steering.intervention import make_resumed_forward
 from elude_steer.steering.plan import Plan
-from elude_steer.steering.steerer import Steerer, Where
+from elude_steer.steering.steerer import ImagePatches, Steerer
 from tests.helpers.tiny import FAMILIES, save_family
 
 # PaliGemma's processor makes an array of a tensor in an old way.
@@ -103,7 +103,7 @@ def steerer(family, scenes):
     )
     root = family.root
     atlas = es.build(spec, images=root / "pictures", out=root / "atlas", work=root / "work", threads=1, quiet=True)
-    return Steerer.of(family.vlm, atlas, atlas.matcher())
+    return Steerer.from_parts(family.vlm, atlas, atlas.matcher())
 
 
 def logits(vlm, images):
@@ -369,9 +369,10 @@ def test_resuming_gives_what_running_gives(steerer, scenes, how):
     seen = look(vlm, images)
     inputs = seen.rows(order)
     rows = [
-        (i, steerer.prepare(one), Where(vlm, lambda i=i: seen.sizes[i])) for i, one in zip(order, plans, strict=True)
+        (i, steerer.gather_weights(one), ImagePatches(vlm, lambda i=i: seen.sizes[i]))
+        for i, one in zip(order, plans, strict=True)
     ]
-    once = edited_once(seen.q, rows, lambda parts: vlm.join_images(parts, inputs))
+    once = make_resumed_forward(seen.q, rows, lambda parts: vlm.join_images(parts, inputs))
     with torch.inference_mode(), resumed(vlm, seen, order), replaced(vlm.layer, once):
         got = vlm.model(**inputs).logits
     ordered = [images[i] for i in order]
@@ -386,8 +387,8 @@ def test_only_the_marked_patches_are_changed(steerer, scenes):
     box = (42, 0, 84, 28)
     word = words_of(steerer)[0]
     plan = steerer.plan(plus=[word], mode="place", where=box, kappa=6, beta=30.0)
-    seen, prepared = look(vlm, [image]), steerer.prepare(plan)
-    change = prepared.change(seen.q[0], Where(vlm, lambda: image.size))
+    seen, prepared = look(vlm, [image]), steerer.gather_weights(plan)
+    change = prepared.output_change(seen.q[0], ImagePatches(vlm, lambda: image.size))
     before = vlm.layout.before
     assert not change[:, :before].any()
     marked = overlaps(vlm.grid(image.size).boxes, box, image.size)
@@ -401,11 +402,11 @@ def test_only_the_marked_patches_are_changed(steerer, scenes):
 
 def test_what_is_no_patch_is_never_among_the_strongest(steerer, scenes):
     (q,) = look(steerer.vlm, scenes[:1]).q
-    prepared = steerer.prepare(plan_of(steerer, "few"))
+    prepared = steerer.gather_weights(plan_of(steerer, "few"))
     before = steerer.vlm.layout.before
     loud = q.clone()
     loud[:, :before] *= 1000
-    change = prepared.change(loud, Where(steerer.vlm, lambda: scenes[0].size))
+    change = prepared.output_change(loud, ImagePatches(steerer.vlm, lambda: scenes[0].size))
     assert not change[:, :before].any()
     assert (change != 0).any()
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import ModelError
-from elude_steer.steering.intervention import Prepared, edited
+from elude_steer.steering.intervention import PreparedPlan, make_edited_forward
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import Settings
@@ -98,7 +98,7 @@ def test_scaling_is_the_methods(atlas, layer, q, nu, per):
         )
     )
     before = q.clone()
-    got = Prepared.of(plan, atlas, layer).change(q)
+    got = PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
     agrees(got, literal(plan, atlas, layer, q))
     assert torch.equal(q, before)
     untouched = [2, 3]  # units without an edited sub-unit
@@ -107,7 +107,7 @@ def test_scaling_is_the_methods(atlas, layer, q, nu, per):
 
 def test_gains_may_differ_within_a_word(atlas, layer, q):
     plan = Plan((concept(atlas, [8, 9, 11], amounts=[-50.0, 1.0, 0.0], nu=4),))
-    agrees(Prepared.of(plan, atlas, layer).change(q), literal(plan, atlas, layer, q))
+    agrees(PreparedPlan.from_plan(plan, atlas, layer).output_change(q), literal(plan, atlas, layer, q))
 
 
 def test_a_layer_without_a_bias(atlas, q):
@@ -119,7 +119,7 @@ def test_a_layer_without_a_bias(atlas, q):
     with torch.no_grad():
         with_zeros.weight.copy_(layer.weight)
         with_zeros.bias.zero_()
-    agrees(Prepared.of(plan, atlas, layer).change(q), literal(plan, atlas, with_zeros, q))
+    agrees(PreparedPlan.from_plan(plan, atlas, layer).output_change(q), literal(plan, atlas, with_zeros, q))
 
 
 @pytest.mark.parametrize("per", ["tile", "image"])
@@ -132,15 +132,15 @@ def test_placing_goes_where_the_minus_words_fire(atlas, layer, q, nu, per):
             concept(atlas, [4, 8], "plus", "cow", [8.0, 3.5], mode="place", nu=nu, per=per),
         )
     )
-    agrees(Prepared.of(plan, atlas, layer).change(q), literal(plan, atlas, layer, q))
+    agrees(PreparedPlan.from_plan(plan, atlas, layer).output_change(q), literal(plan, atlas, layer, q))
 
 
 def test_placing_goes_where_the_user_says(atlas, layer, q):
     marked = np.zeros((TILES, PATCHES), bool)
     marked[0, 3:5] = marked[2, 7] = True
-    plan = Plan((concept(atlas, [4, 8], "plus", amounts=[8.0, 3.5], mode="place"),), Region.of((1, 1, 9, 9)))
-    prepared = Prepared.of(plan, atlas, layer)
-    got = prepared.change(q, lambda _region: marked)
+    plan = Plan((concept(atlas, [4, 8], "plus", amounts=[8.0, 3.5], mode="place"),), Region.from_value((1, 1, 9, 9)))
+    prepared = PreparedPlan.from_plan(plan, atlas, layer)
+    got = prepared.output_change(q, lambda _region: marked)
     agrees(got, literal(plan, atlas, layer, q, {(0, 3), (0, 4), (2, 7)}))
     assert torch.equal(got.any(-1), torch.from_numpy(marked))
     # Set means set: afterwards the sub-units have exactly these values there.
@@ -157,7 +157,7 @@ def test_a_sub_unit_that_never_fires_has_no_say_in_where(atlas, layer, q):
         references.activation[9] = never
         cut = replace(atlas, references=references)
         plans = [Plan((concept(cut, minus), concept(cut, [4], "plus", mode="place", nu=3))) for minus in ([1, 9], [1])]
-        ready = [Prepared.of(plan, cut, layer) for plan in plans]
+        ready = [PreparedPlan.from_plan(plan, cut, layer) for plan in plans]
         with_it, without = (one.region(one.parts[-1], q) for one in ready)
         assert torch.equal(with_it, without)
 
@@ -165,40 +165,42 @@ def test_a_sub_unit_that_never_fires_has_no_say_in_where(atlas, layer, q):
 def test_without_a_place_nothing_is_placed(atlas, layer, q):
     plan = Plan((concept(atlas, []), concept(atlas, [4], "plus", mode="place")))
     with pytest.raises(ModelError, match="nothing says where to place the plus words: every minus sub-unit is a plus"):
-        Prepared.of(plan, atlas, layer).change(q)
+        PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
 
 
 def test_nothing_is_added_by_an_empty_plan_and_by_gains_of_one(atlas, layer, q):
     for plan in (Plan(), Plan((concept(atlas, []),)), Plan((concept(atlas, [1, 8], gamma=1, nu=3),))):
-        assert torch.equal(Prepared.of(plan, atlas, layer).change(q), torch.zeros(TILES, PATCHES, UNITS))
+        assert torch.equal(
+            PreparedPlan.from_plan(plan, atlas, layer).output_change(q), torch.zeros(TILES, PATCHES, UNITS)
+        )
 
 
 def test_numbers_that_are_not_finite_are_an_error(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 2], gamma=-3e38, nu=3),))
     with pytest.raises(ModelError, match=r"not finite; use smaller gains \(alpha, gamma, beta\)"):
-        Prepared.of(plan, atlas, layer).change(q * 100)
+        PreparedPlan.from_plan(plan, atlas, layer).output_change(q * 100)
 
 
 def test_every_word_has_its_own_region(atlas, layer, q):
     """By its own box, or by its own nu where the minus words fire."""
-    first, second = Region.of((0, 0, 1, 1)), Region.of((5, 5, 6, 6))
+    first, second = Region.from_value((0, 0, 1, 1)), Region.from_value((5, 5, 6, 6))
     marked = {first: np.zeros((TILES, PATCHES), bool), second: np.zeros((TILES, PATCHES), bool)}
     marked[first][0, :2] = marked[second][1, 4] = True
     cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=2)
     hen = concept(atlas, [8], "plus", "hen", [3.0], mode="place", nu=5)
     plan = Plan((replace(cow, where=first), replace(hen, where=second)))
-    maps = Prepared.of(plan, atlas, layer).maps(q, marked.__getitem__)
+    maps = PreparedPlan.from_plan(plan, atlas, layer).maps(q, marked.__getitem__)
     assert (maps["cow"][1] == marked[first]).all()
     assert (maps["hen"][1] == marked[second]).all()
     plan = Plan((concept(atlas, [1, 9], nu=1), replace(cow, where=first), hen), second)
-    maps = Prepared.of(plan, atlas, layer).maps(q, marked.__getitem__)
+    maps = PreparedPlan.from_plan(plan, atlas, layer).maps(q, marked.__getitem__)
     assert (maps["cow"][1] == marked[first]).all()  # its own before the plan's
     assert (maps["hen"][1] == marked[second]).all()
-    maps = Prepared.of(Plan((concept(atlas, [1, 9], nu=1), cow, hen)), atlas, layer).maps(q)
+    maps = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu=1), cow, hen)), atlas, layer).maps(q)
     assert (maps["cow"][1].sum(1) == 2).all()
     assert (maps["hen"][1].sum(1) == 5).all()
     with pytest.raises(ModelError, match="a box or mask needs to know the picture it lies on"):
-        Prepared.of(plan, atlas, layer).change(q)
+        PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
 
 
 def filled(atlas, sub_units, **how):
@@ -209,8 +211,10 @@ def filled(atlas, sub_units, **how):
 def test_the_surroundings_take_the_place_of_what_is_removed(atlas, layer, q, before):
     """Those that fire most outside the region are set in it, edited ones and CLS left out."""
     plan = Plan((filled(atlas, [1, 9]),))
-    prepared = Prepared.of(plan, atlas, layer, (1, PATCHES - before))
-    bare = Prepared.of(Plan((concept(atlas, [1, 9], nu=3, mode="place"),)), atlas, layer, (1, PATCHES - before))
+    prepared = PreparedPlan.from_plan(plan, atlas, layer, (1, PATCHES - before))
+    bare = PreparedPlan.from_plan(
+        Plan((concept(atlas, [1, 9], nu=3, mode="place"),)), atlas, layer, (1, PATCHES - before)
+    )
     region = prepared.region(prepared.parts[0], q)
     assert not region[:, :before].any()
     outside = ~region
@@ -224,30 +228,32 @@ def test_the_surroundings_take_the_place_of_what_is_removed(atlas, layer, q, bef
     wanted = torch.zeros(TILES, PATCHES, UNITS)
     for s in best:
         wanted[..., atlas.units[s]] += (2.0 * reference[s] - now[..., s]) * region
-    torch.testing.assert_close(prepared.change(q) - bare.change(q), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(prepared.output_change(q) - bare.output_change(q), wanted, rtol=1e-4, atol=1e-4)
     touched = prepared.maps(q)["dog"][1]
     assert (touched >= region[:, before:].numpy()).all()
 
 
 def test_nothing_is_filled_where_something_is_placed_or_no_surroundings_are_left(atlas, layer, q):
     bare = concept(atlas, [1, 9], mode="place", nu="all")
-    everything = Prepared.of(Plan((filled(atlas, [1, 9], nu="all"),)), atlas, layer).change(q)
-    torch.testing.assert_close(everything, Prepared.of(Plan((bare,)), atlas, layer).change(q))
+    everything = PreparedPlan.from_plan(Plan((filled(atlas, [1, 9], nu="all"),)), atlas, layer).output_change(q)
+    torch.testing.assert_close(everything, PreparedPlan.from_plan(Plan((bare,)), atlas, layer).output_change(q))
     cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=3)
     plan = Plan((filled(atlas, [1, 9]), cow))
-    assert not any(map(plan.fills, plan.concepts))
-    assert Plan((filled(atlas, [1], nu="all"),)).folds  # nothing is left around it
-    assert not Plan((filled(atlas, [1]),)).folds
-    assert not Plan((filled(atlas, []),)).changes
-    assert Plan((filled(atlas, [1], gamma=1.0),)).changes
+    assert not any(map(plan.is_filled, plan.concepts))
+    assert Plan((filled(atlas, [1], nu="all"),)).is_linear  # nothing is left around it
+    assert not Plan((filled(atlas, [1]),)).is_linear
+    assert not Plan((filled(atlas, []),)).has_effect
+    assert Plan((filled(atlas, [1], gamma=1.0),)).has_effect
 
 
 def test_words_that_overlap_are_filled_once(atlas, layer, q):
     """Set means set: where both words were, the surroundings have their value and not twice of it."""
     one, two = filled(atlas, [1, 9], gamma=1.0), filled(atlas, [1, 9], word="cat", gamma=1.0)
-    single, double = (Prepared.of(Plan(words), atlas, layer).change(q) for words in ((one,), (one, two)))
+    single, double = (
+        PreparedPlan.from_plan(Plan(words), atlas, layer).output_change(q) for words in ((one,), (one, two))
+    )
     torch.testing.assert_close(single, double)
-    many = Prepared.of(Plan((filled(atlas, [1, 9], fill=500),)), atlas, layer).change(q)
+    many = PreparedPlan.from_plan(Plan((filled(atlas, [1, 9], fill=500),)), atlas, layer).output_change(q)
     assert torch.isfinite(many).all()
 
 
@@ -256,19 +262,19 @@ def test_words_that_overlap_are_filled_once(atlas, layer, q):
 
 def test_folded_equals_unfolded(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 3, 9], nu="all"), concept(atlas, [2, 12], "plus", "cow", nu="all")))
-    prepared = Prepared.of(plan, atlas, layer)
-    assert plan.folds
-    weight, bias = prepared.folded
-    change = prepared.change(q)
+    prepared = PreparedPlan.from_plan(plan, atlas, layer)
+    assert plan.is_linear
+    weight, bias = prepared.linear_change
+    change = prepared.output_change(q)
     torch.testing.assert_close(F.linear(q, weight, bias), change, rtol=1e-5, atol=1e-5 * float(change.abs().max()))
-    assert prepared.folded[0] is weight  # made once
+    assert prepared.linear_change[0] is weight  # made once
     agrees(change, literal(plan, atlas, layer, q))
 
 
 def test_gamma_of_nothing_takes_a_units_sub_units_away_whole(atlas, layer):
     """All sub-units of a unit times 0 leave nothing of its weight and bias."""
     plan = Plan((concept(atlas, list(atlas.sub_units_of(4)), gamma=0, nu="all"),))
-    weight, bias = Prepared.of(plan, atlas, layer).folded
+    weight, bias = PreparedPlan.from_plan(plan, atlas, layer).linear_change
     torch.testing.assert_close(weight[4], -layer.weight[4].detach())
     assert torch.equal(weight[[0, 1, 2, 3, 5]], torch.zeros(5, D_IN))
     # The paper shares a bias out by the mean share, which adds up to the whole.
@@ -280,14 +286,14 @@ def test_gamma_of_nothing_takes_a_units_sub_units_away_whole(atlas, layer):
 
 def test_maps_have_the_fire_and_the_touch_of_every_word(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 9], nu=2), concept(atlas, [4], "plus", "cow", mode="place", nu=3)))
-    prepared = Prepared.of(plan, atlas, layer)
+    prepared = PreparedPlan.from_plan(plan, atlas, layer)
     maps = prepared.maps(q)
     assert list(maps) == ["dog", "cow"]
     for fires, touched in maps.values():
         assert fires.shape == touched.shape == (TILES, PATCHES)
         assert (fires >= 0).all()
         assert ((touched >= 0) & (touched <= 1)).all()
-    change = prepared.change(q).numpy()
+    change = prepared.output_change(q).numpy()
     assert (((maps["dog"][1] > 0) | (maps["cow"][1] > 0)) == change.any(-1)).all()
     assert set(np.unique(maps["dog"][1])) <= {0.0, 0.5, 1.0}  # of its two sub-units
     np.testing.assert_allclose(maps["dog"][1].sum(1), 2)  # each on two patches of a tile
@@ -299,8 +305,8 @@ def test_maps_have_the_fire_and_the_touch_of_every_word(atlas, layer, q):
 
 def test_a_user_who_marks_a_region_sees_it(atlas, layer, q):
     marked = np.eye(TILES, PATCHES, dtype=bool)
-    plan = Plan((concept(atlas, [4], "plus", "cow", mode="place"),), Region.of((1, 1, 9, 9)))
-    assert (Prepared.of(plan, atlas, layer).maps(q, lambda _region: marked)["cow"][1] == marked).all()
+    plan = Plan((concept(atlas, [4], "plus", "cow", mode="place"),), Region.from_value((1, 1, 9, 9)))
+    assert (PreparedPlan.from_plan(plan, atlas, layer).maps(q, lambda _region: marked)["cow"][1] == marked).all()
 
 
 # In the place of a layer
@@ -312,59 +318,65 @@ def by_count(*counts):
 
 def test_every_picture_of_a_batch_has_its_own_plan(atlas, layer, q):
     plans = [Plan((concept(atlas, [1, 9], nu=2),)), None, Plan((concept(atlas, [3], "plus", alpha=4, nu="all"),))]
-    prepared = [plan and Prepared.of(plan, atlas, layer) for plan in plans]
+    prepared = [plan and PreparedPlan.from_plan(plan, atlas, layer) for plan in plans]
     x = torch.cat([q, -q])  # pictures of 3, 1 and 2 tiles
     with torch.no_grad():
-        out = edited(layer, prepared, by_count(3, 1, 2), [None] * 3)(layer, x)
+        out = make_edited_forward(layer, prepared, by_count(3, 1, 2), [None] * 3)(layer, x)
         bare = layer(x)
     assert torch.equal(out[3], bare[3])
-    torch.testing.assert_close(out[:3] - bare[:3], prepared[0].change(x[:3]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(out[4:] - bare[4:], prepared[2].change(x[4:]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out[:3] - bare[:3], prepared[0].output_change(x[:3]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out[4:] - bare[4:], prepared[2].output_change(x[4:]), rtol=1e-4, atol=1e-4)
 
 
 def test_one_plan_is_for_all_pictures(atlas, layer, q):
-    one = Prepared.of(Plan((concept(atlas, [1, 9], nu=2),)), atlas, layer)
+    one = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu=2),)), atlas, layer)
     x = torch.cat([q, -q])
     with torch.no_grad():
-        alone = edited(layer, [one], by_count(3, 3), [None, None])(layer, x)
-        assert torch.equal(alone, edited(layer, [one, one], by_count(3, 3), [None, None])(layer, x))
+        alone = make_edited_forward(layer, [one], by_count(3, 3), [None, None])(layer, x)
+        assert torch.equal(alone, make_edited_forward(layer, [one, one], by_count(3, 3), [None, None])(layer, x))
         assert not torch.equal(alone, layer(x))
 
 
 def test_each_picture_has_its_own_region(atlas, layer, q):
     marked = [np.zeros((TILES, PATCHES), bool) for _ in range(2)]
     marked[0][0, 0] = marked[1][2, 9] = True
-    plan = Plan((concept(atlas, [4], "plus", mode="place"),), Region.of((1, 1, 9, 9)))
-    one = Prepared.of(plan, atlas, layer)
+    plan = Plan((concept(atlas, [4], "plus", mode="place"),), Region.from_value((1, 1, 9, 9)))
+    one = PreparedPlan.from_plan(plan, atlas, layer)
     with torch.no_grad():
         x = torch.cat([q, q])
-        out = edited(layer, [one], by_count(3, 3), [lambda _region: marked[0], lambda _region: marked[1]])(layer, x)
+        out = make_edited_forward(layer, [one], by_count(3, 3), [lambda _region: marked[0], lambda _region: marked[1]])(
+            layer, x
+        )
         changed = (out != layer(x)).any(-1)
     assert torch.equal(changed, torch.from_numpy(np.concatenate(marked)))
 
 
 def test_what_changes_nothing_is_the_layers_own_output(atlas, layer, q):
-    idle = [None, Prepared.of(Plan(), atlas, layer), Prepared.of(Plan((concept(atlas, [1], gamma=1),)), atlas, layer)]
+    idle = [
+        None,
+        PreparedPlan.from_plan(Plan(), atlas, layer),
+        PreparedPlan.from_plan(Plan((concept(atlas, [1], gamma=1),)), atlas, layer),
+    ]
 
     def split(x):
         pytest.fail("the input was looked at")
 
     with torch.no_grad():
         for one in idle:
-            assert torch.equal(edited(layer, [one], split, [None])(layer, q), layer(q))
-        assert torch.equal(edited(layer, idle, split, [None] * 3)(layer, q), layer(q))
+            assert torch.equal(make_edited_forward(layer, [one], split, [None])(layer, q), layer(q))
+        assert torch.equal(make_edited_forward(layer, idle, split, [None] * 3)(layer, q), layer(q))
 
 
 def test_a_plan_that_folds_runs_the_layer_once_and_leaves_its_weight(atlas, layer, q):
-    one = Prepared.of(Plan((concept(atlas, [1, 9], nu="all"),)), atlas, layer)
+    one = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu="all"),)), atlas, layer)
     weight = layer.weight.clone()
 
     def original(x):
         pytest.fail("the layer computed as well")
 
     with torch.no_grad():
-        folded = edited(layer, [one], by_count(3), [None])(original, q)
-        hooked = edited(layer, [one, None], by_count(3, 3), [None] * 2)(layer, torch.cat([q, q]))[:3]
+        folded = make_edited_forward(layer, [one], by_count(3), [None])(original, q)
+        hooked = make_edited_forward(layer, [one, None], by_count(3, 3), [None] * 2)(layer, torch.cat([q, q]))[:3]
     torch.testing.assert_close(folded, hooked, rtol=1e-4, atol=1e-4)
     assert torch.equal(layer.weight, weight)
 
@@ -373,10 +385,10 @@ def test_a_plan_that_folds_runs_the_layer_once_and_leaves_its_weight(atlas, laye
 @pytest.mark.parametrize("nu", [2, "all"])
 def test_half_precision_stays_and_the_change_is_computed_in_full(atlas, layer, q, dtype, nu):
     half = layer.to(dtype)
-    one = Prepared.of(Plan((concept(atlas, [1, 9], nu=nu),)), atlas, half)
+    one = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu=nu),)), atlas, half)
     with torch.no_grad():
-        out = edited(half, [one], by_count(3), [None])(half, q.to(dtype))
-        wanted = half(q.to(dtype)).float() + one.change(q.to(dtype))
+        out = make_edited_forward(half, [one], by_count(3), [None])(half, q.to(dtype))
+        wanted = half(q.to(dtype)).float() + one.output_change(q.to(dtype))
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=2e-1)
 
@@ -385,6 +397,6 @@ def test_half_precision_stays_and_the_change_is_computed_in_full(atlas, layer, q
 @pytest.mark.parametrize(("dtype", "gamma"), [(torch.float32, -3e38), (torch.float16, -1e6)], ids=str)
 def test_a_result_that_is_not_finite_is_an_error_and_no_caption(atlas, layer, q, dtype, gamma, nu):
     layer = layer.to(dtype)
-    one = Prepared.of(Plan((concept(atlas, [1, 2, 3, 9], gamma=gamma, nu=nu),)), atlas, layer)
+    one = PreparedPlan.from_plan(Plan((concept(atlas, [1, 2, 3, 9], gamma=gamma, nu=nu),)), atlas, layer)
     with pytest.raises(ModelError, match="not finite; use smaller gains"), torch.no_grad():
-        edited(layer, [one], by_count(3), [None])(layer, (q * 100).to(dtype))
+        make_edited_forward(layer, [one], by_count(3), [None])(layer, (q * 100).to(dtype))

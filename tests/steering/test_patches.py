@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elude_steer.steering.patches import smoothed, strongest_mask, word_mask
+from elude_steer.steering.patches import concept_region, smooth_over_neighbours, strongest_mask
 from elude_steer.steering.settings import Settings
 
 
@@ -51,9 +51,9 @@ def test_smoothing_takes_the_neighbours_in():
                     if 0 <= y + dy < 3 and 0 <= x + dx < 4:
                         weight = 0.5 if dy and dx else 1.0
                         slow[y, x] += weight * share.reshape(3, 4)[y + dy, x + dx] / 7
-    torch.testing.assert_close(smoothed(share, 3, 4).reshape(3, 4), slow)
+    torch.testing.assert_close(smooth_over_neighbours(share, 3, 4).reshape(3, 4), slow)
     assert int(share.argmax()) == 0
-    assert int(smoothed(share, 3, 4).argmax()) in (6, 7)
+    assert int(smooth_over_neighbours(share, 3, 4).argmax()) in (6, 7)
 
 
 def test_a_region_is_as_large_as_the_thing():
@@ -62,7 +62,7 @@ def test_a_region_is_as_large_as_the_thing():
     share[1, :2] = torch.tensor([0.4, 0.2])
 
     def region(**how):
-        return word_mask(share, Settings.of({"mode": "place", **how}), (3, 4)).nonzero().tolist()
+        return concept_region(share, Settings.of({"mode": "place", **how}), (3, 4)).nonzero().tolist()
 
     assert region(nu=8, fit=0.45) == [[0, 0], [0, 1], [0, 2]]
     assert region(nu=2, fit=0.45) == [[0, 0], [0, 1]]  # nu is the most a tile may have
@@ -74,5 +74,5 @@ def test_a_region_is_as_large_as_the_thing():
 
 def test_a_word_that_fires_nowhere_has_nothing_to_fit():
     share = -torch.arange(1.0, 13).reshape(1, 12)
-    mask = word_mask(share, Settings.of({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
+    mask = concept_region(share, Settings.of({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
     assert mask.nonzero()[:, 1].tolist() == [0, 1, 2, 3]

@@ -21,7 +21,9 @@ def grid(rows, columns):
 
 
 def covered(where, rows=2, columns=2, size=(100, 100)):
-    return Region.of(where).covers(grid(rows, columns), size).reshape(rows, columns).astype(int).tolist()
+    return (
+        Region.from_value(where).covered_patches(grid(rows, columns), size).reshape(rows, columns).astype(int).tolist()
+    )
 
 
 def edit(sub_unit=3, kind="scale", amount=-15.0, via="dog", similarity=1.0):
@@ -103,14 +105,14 @@ def test_an_unknown_setting_is_refused_in_every_layer():
 
 
 def test_no_region_stays_none_and_a_region_itself():
-    region = Region.of((1, 2, 3, 4))
-    assert Region.of(None) is None
-    assert Region.of(region) is region
+    region = Region.from_value((1, 2, 3, 4))
+    assert Region.from_value(None) is None
+    assert Region.from_value(region) is region
 
 
 @pytest.mark.parametrize("box", [(0, 0, 50, 50), [0, 0, 50.0, 50], np.array([0, 0, 50, 50])], ids=repr)
 def test_a_box_covers_the_patches_in_it(box):
-    assert Region.of(box) == Region(box=(0.0, 0.0, 50.0, 50.0))
+    assert Region.from_value(box) == Region(box=(0.0, 0.0, 50.0, 50.0))
     assert covered(box) == [[1, 0], [0, 0]]
     assert covered(box, size=(50, 100)) == [[1, 1], [0, 0]]
 
@@ -133,19 +135,19 @@ def test_a_box_may_reach_over_the_border_but_not_lie_outside():
     assert covered((50, 0, 900, 900)) == [[0, 1], [0, 1]]
     for box in [(200, 200, 300, 300), (100, 0, 120, 50), (-9, 0, 0, 50)]:
         with pytest.raises(SpecError, match=r"the box \(.*\) lies outside the picture, which is 100 x 80 pixels\."):
-            Region.of(box).covers(grid(2, 2), (100, 80))
+            Region.from_value(box).covered_patches(grid(2, 2), (100, 80))
 
 
 def test_patches_over_the_padding_of_a_tile():
     boxes = np.array([[[0, -0.5, 1, 0], [0, 0, 1, 0.5], [0, 0.5, 1, 1], [0, 1, 1, 1.5]]])
     for where in [(0, 0, 100, 100), np.ones((3, 3))]:
-        assert Region.of(where).covers(boxes, (100, 100)).tolist() == [[False, True, True, False]]
+        assert Region.from_value(where).covered_patches(boxes, (100, 100)).tolist() == [[False, True, True, False]]
 
 
 def test_of_a_patch_on_the_edge_counts_what_shows_the_picture():
     boxes = np.array([[[0, -0.6, 1, 0.4], [0, 0.4, 1, 1]]])
     for where in [(0, 0, 100, 100), np.ones((3, 3))]:
-        assert Region.of(where).covers(boxes, (100, 100)).tolist() == [[True, True]]
+        assert Region.from_value(where).covered_patches(boxes, (100, 100)).tolist() == [[True, True]]
 
 
 MASK = np.array([[0, 0, 1], [0, 1, 1]])
@@ -160,7 +162,7 @@ MASK = np.array([[0, 0, 1], [0, 1, 1]])
     ],
 )  # fmt: skip
 def test_masks_of_every_kind_mean_the_same(mask):
-    assert Region.of(mask) == Region(mask=("001", "011"))
+    assert Region.from_value(mask) == Region(mask=("001", "011"))
     assert covered(mask, 2, 3) == MASK.tolist()
 
 
@@ -168,38 +170,38 @@ def test_masks_of_every_kind_mean_the_same(mask):
 @pytest.mark.parametrize("format", ["PNG", "BMP", "GIF"])
 def test_a_mask_may_be_a_file(tmp_path, name, format):
     Image.fromarray(MASK.astype(np.uint8) * 255).save(tmp_path / name, format)
-    assert Region.of(tmp_path / name) == Region.of(str(tmp_path / name)) == Region.of(MASK)
+    assert Region.from_value(tmp_path / name) == Region.from_value(str(tmp_path / name)) == Region.from_value(MASK)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
 def test_a_file_of_any_mode_means_what_the_picture_does(tmp_path, mode):
     picture = Image.fromarray(MASK.astype(np.uint8) * 255).convert(mode)
     picture.save(tmp_path / "mask.png")
-    assert Region.of(tmp_path / "mask.png") == Region.of(picture) == Region.of(MASK)
+    assert Region.from_value(tmp_path / "mask.png") == Region.from_value(picture) == Region.from_value(MASK)
 
 
 def test_a_file_is_found_from_the_folder_one_is_in(tmp_path, monkeypatch):
     Image.fromarray(MASK.astype(bool)).save(tmp_path / "mask.png")
     monkeypatch.chdir(tmp_path)
-    assert Region.of("mask.png") == Region.of(Path("mask.png")) == Region.of(MASK)
+    assert Region.from_value("mask.png") == Region.from_value(Path("mask.png")) == Region.from_value(MASK)
 
 
 def test_a_file_that_holds_no_mask(tmp_path):
     path = tmp_path / "mask.png"
     path.write_text("1,2,3,4")
     with pytest.raises(ImageError, match=r"mask\.png' cannot be read as an image: no image in a format"):
-        Region.of(path)
+        Region.from_value(path)
     Image.new("RGB", (3, 3)).save(path)
     with pytest.raises(SpecError, match="the mask marks nothing; mark the region white, or give none"):
-        Region.of(str(path))
+        Region.from_value(str(path))
     with pytest.raises(SpecError, match=r"^where is a box"):
-        Region.of(tmp_path)  # a folder
+        Region.from_value(tmp_path)  # a folder
 
 
 def test_greys_count_from_half_of_the_brightest():
     mask = np.array([[0, 60, 130, 240]], dtype=np.uint8)
-    assert Region.of(mask).mask == ("0011",)
-    assert Region.of(Image.fromarray(mask)).mask == ("0011",)
+    assert Region.from_value(mask).mask == ("0011",)
+    assert Region.from_value(Image.fromarray(mask)).mask == ("0011",)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_a_mask_equals_itself_drawn_pixel_by_pixel(seed, rows, columns, high, wi
         return
     large = mask.repeat(60 // high, 0).repeat(60 // wide, 1)
     share = large.reshape(rows, 60 // rows, columns, 60 // columns).mean((1, 3))
-    got = Region.of(mask)._share(grid(rows, columns), (60, 60)).reshape(rows, columns)
+    got = Region.from_value(mask)._share(grid(rows, columns), (60, 60)).reshape(rows, columns)
     np.testing.assert_allclose(got, share, atol=1e-9)
 
 
@@ -251,19 +253,19 @@ def test_a_mask_equals_itself_drawn_pixel_by_pixel(seed, rows, columns, high, wi
 )  # fmt: skip
 def test_what_is_neither_box_nor_mask(where):
     with pytest.raises(SpecError, match=r"^where is a box \(left, top, right, bottom in pixels\), a mask, or the file"):
-        Region.of(where)
+        Region.from_value(where)
 
 
 @pytest.mark.parametrize("box", [(5, 5, 5, 9), (9, 0, 5, 9), (0, 0, float("nan"), 5), (0, 0, float("inf"), 5)])
 def test_empty_boxes(box):
     with pytest.raises(SpecError, match=r"^the box \(.*\) is empty; give left, top, right, bottom in pixels\.$"):
-        Region.of(box)
+        Region.from_value(box)
 
 
 @pytest.mark.parametrize("mask", [np.zeros((4, 4)), np.full((2, 2), np.nan), Image.new("1", (3, 3)), [[0, 0]]])
 def test_masks_that_mark_nothing(mask):
     with pytest.raises(SpecError, match="the mask marks nothing; mark the region white, or give none"):
-        Region.of(mask)
+        Region.from_value(mask)
 
 
 # Plans
@@ -273,8 +275,12 @@ PLANS = {
     "scaled": Plan(
         (concept(edit(), edit(4)), concept(edit(7, amount=3.0), word="cat", role="plus")), None, "toy", "ab"
     ),
-    "placed": Plan((concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.of((1, 2, 3, 4)), "toy", "ab"),
-    "masked": Plan((concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.of(np.eye(3)), "toy", "ab"),
+    "placed": Plan(
+        (concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.from_value((1, 2, 3, 4)), "toy", "ab"
+    ),
+    "masked": Plan(
+        (concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.from_value(np.eye(3)), "toy", "ab"
+    ),
     "no edits": Plan((concept(word="zebra"),), None, "toy", "ab"),
 }
 
@@ -291,8 +297,8 @@ def test_plans_that_differ_have_other_keys():
     plan = PLANS["scaled"]
     others = [
         *PLANS.values(),
-        replace(plan, where=Region.of((1, 2, 3, 4))),
-        replace(plan, where=Region.of((1, 2, 3, 5))),
+        replace(plan, where=Region.from_value((1, 2, 3, 4))),
+        replace(plan, where=Region.from_value((1, 2, 3, 5))),
         replace(plan, weights="cd"),
         replace(plan, concepts=plan.concepts[:1]),
         replace(plan, concepts=plan.concepts[::-1]),
@@ -316,21 +322,21 @@ def test_what_a_plan_holds():
 
 
 def test_a_gain_of_one_changes_nothing_and_a_set_always_may():
-    assert not Plan().changes
-    assert not PLANS["no edits"].changes
-    assert not Plan((concept(edit(amount=1.0)),)).changes
-    assert Plan((concept(edit(amount=1.0), edit(4, amount=0.0)),)).changes
-    assert Plan((concept(edit(kind="set", amount=1.0)),)).changes
+    assert not Plan().has_effect
+    assert not PLANS["no edits"].has_effect
+    assert not Plan((concept(edit(amount=1.0)),)).has_effect
+    assert Plan((concept(edit(amount=1.0), edit(4, amount=0.0)),)).has_effect
+    assert Plan((concept(edit(kind="set", amount=1.0)),)).has_effect
 
 
 def test_a_plan_folds_where_every_patch_is_scaled():
     every, some = concept(edit(), nu="all"), concept(edit(), nu=50)
     placed = concept(edit(kind="set"), nu="all", role="plus", mode="place")
-    assert Plan((every,)).folds
-    assert Plan((every, concept(word="zebra", nu=3))).folds  # a word without sub-units does nothing
-    assert Plan().folds
+    assert Plan((every,)).is_linear
+    assert Plan((every, concept(word="zebra", nu=3))).is_linear  # a word without sub-units does nothing
+    assert Plan().is_linear
     for plan in (Plan((some,)), Plan((every, some)), Plan((placed,)), Plan((every, placed))):
-        assert not plan.folds
+        assert not plan.is_linear
 
 
 def test_a_plan_says_what_it_will_do():

@@ -10,8 +10,8 @@ from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import ExpectSpec, Recipe, StepSpec
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.report import write_report
-from elude_steer.steering.result import SteeredCaption, compared
-from elude_steer.steering.run_recipe import Ran, run_recipe
+from elude_steer.steering.result import SteeredCaption, render_captions
+from elude_steer.steering.run_recipe import StepResult, run_recipe
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from tests.helpers.markup import Reader, pictures
@@ -26,7 +26,7 @@ def ran(minus=("dog",), caption="a man on a motorcycle.", missing=(), size=(40, 
     told = {"model": "some/model", "layer": "layers.25.mlp.fc2", "atlas": "small", "prompt": "What is it?"} | more
     picture = Image.new("RGB", size, (90, 120, 60))
     result = SteeredCaption("a dog on a motorcycle.", caption, plan, maps, GRID, picture, tuple(notes), told)
-    return Ran(StepSpec(minus=tuple(minus), expect=ExpectSpec(gone=tuple(gone))), result, tuple(missing))
+    return StepResult(StepSpec(minus=tuple(minus), expect=ExpectSpec(gone=tuple(gone))), result, tuple(missing))
 
 
 def page_of(tmp_path, *done):
@@ -79,7 +79,7 @@ def test_notes_are_told(tmp_path):
 def test_both_captions_are_marked(tmp_path):
     result = ran()
     page = page_of(tmp_path, [result])
-    assert compared(result.result) in page
+    assert render_captions(result.result) in page
     assert re.search(r"a <del [^>]+>dog</del> on a motorcycle\.", page)
     assert re.search(r"a <ins [^>]+>man</ins> on a motorcycle\.", page)
 

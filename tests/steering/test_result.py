@@ -8,7 +8,7 @@ from PIL import Image
 from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.steering.plan import Concept, Plan
-from elude_steer.steering.result import SteeredCaption, compared, mapped, remarks
+from elude_steer.steering.result import SteeredCaption, render_captions, render_maps, result_notes
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
@@ -53,11 +53,11 @@ def result_of(baseline, caption, words=("dog",), **more):
 def test_words_that_are_gone_and_new(before, after, gone, new):
     result = result_of(before, after)
     assert (result.gone, result.new) == (gone, new)
-    assert {word.strip(".,!()").lower() for _, word in Reader(compared(result)).marks} == {*gone, *new}
+    assert {word.strip(".,!()").lower() for _, word in Reader(render_captions(result)).marks} == {*gone, *new}
 
 
 def test_each_word_is_marked_where_it_stands():
-    read = Reader(compared(result_of("A Dog, a cat and a dog.", "a bird, a cat.")))
+    read = Reader(render_captions(result_of("A Dog, a cat and a dog.", "a bird, a cat.")))
     assert read.marks == [("del", "Dog,"), ("del", "dog."), ("ins", "bird,")]
     assert read.text == "baseline A Dog, a cat and a dog. steered a bird, a cat."
 
@@ -103,7 +103,7 @@ def test_maps_are_as_large_as_they_are_shown():
     (shown,) = pictures(result._repr_html_())
     assert shown.size == (200, 100)
     assert np.array_equal(np.asarray(shown), np.asarray(result.heatmap("dog", side=200)))
-    dense = mapped(result, side=160, density=2)
+    dense = render_maps(result, side=160, density=2)
     assert pictures(dense)[0].size == (320, 160)
     assert "width:160px" in dense
     assert "fires up to 50%" in Reader(dense).text
@@ -158,14 +158,14 @@ def test_plain_values_are_plain(steered):
 @pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"gains \(beta, gamma\)\.$")])
 def test_who_sees_no_change_is_told_what_to_try(mode, cure):
     plan = Plan((Concept("dog", "minus", Settings(mode=mode), ()),))
-    (told,) = remarks("a dog", "a dog", plan, {})
+    (told,) = result_notes("a dog", "a dog", plan, {})
     assert told.startswith("the caption did not change; try more")
     assert re.search(cure, told)
-    assert remarks("a dog", "a cat", plan, {}) == []
+    assert result_notes("a dog", "a cat", plan, {}) == []
 
 
 def test_what_is_not_there_cannot_go():
     plan = Plan((Concept("dog", "minus", Settings(), ()),))
-    (told,) = remarks("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
+    (told,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
     assert told == "'dog' hardly fires in this picture: there may be nothing of it to take away."
-    assert remarks("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]
+    assert result_notes("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]

@@ -7,7 +7,14 @@ from PIL import Image
 from elude_steer.errors import EludeSteerError, ImageError, SpecError
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import ExpectSpec, Recipe, SteeringSpec, StepSpec
-from elude_steer.steering.run_recipe import Ran, missing, run_recipe, settings_of, table, words
+from elude_steer.steering.run_recipe import (
+    StepResult,
+    format_table,
+    run_recipe,
+    step_settings,
+    step_title,
+    unmet_expectations,
+)
 
 DOG = "demos/images/toyland-dog.png"
 
@@ -17,7 +24,7 @@ def step(gone=(), new=(), **more):
 
 
 def ran(title_words, caption, baseline="a dog"):
-    return Ran(StepSpec(minus=tuple(title_words)), SimpleNamespace(baseline=baseline, caption=caption), ())
+    return StepResult(StepSpec(minus=tuple(title_words)), SimpleNamespace(baseline=baseline, caption=caption), ())
 
 
 # What was expected
@@ -46,31 +53,31 @@ def ran(title_words, caption, baseline="a dog"):
     ],
 )
 def test_what_of_the_expected_did_not_happen(gone, new, caption, told):
-    assert missing(step(gone, new), caption) == told
+    assert unmet_expectations(step(gone, new), caption) == told
 
 
 # Steps
 
 
 def test_a_step_in_short():
-    assert words(StepSpec(minus=("dog", "hot dog"), plus=("biker",))) == "-dog -hot dog +biker"
-    assert words(StepSpec()) == "no edit"
+    assert step_title(StepSpec(minus=("dog", "hot dog"), plus=("biker",))) == "-dog -hot dog +biker"
+    assert step_title(StepSpec()) == "no edit"
 
 
 def test_only_the_settings_that_a_step_gives_are_passed_on():
-    assert settings_of(StepSpec()) == {}
+    assert step_settings(StepSpec()) == {}
     given = SteeringSpec(mode="scale", gamma=0.0, nu="all", kappa=3)
-    assert settings_of(StepSpec(settings=given)) == {"mode": "scale", "gamma": 0.0, "nu": "all", "kappa": 3}
+    assert step_settings(StepSpec(settings=given)) == {"mode": "scale", "gamma": 0.0, "nu": "all", "kappa": 3}
 
 
 def test_the_table_is_as_in_the_papers_figures():
     rows = [ran(["dog"], "a bike"), ran(["motorcycle"], "a dog on a road")]
-    assert table(rows).splitlines() == [
+    assert format_table(rows).splitlines() == [
         "baseline     a dog",
         "-dog         a bike",
         "-motorcycle  a dog on a road",
     ]
-    assert table([]).strip() == "baseline"
+    assert format_table([]).strip() == "baseline"
 
 
 # Running

@@ -110,7 +110,7 @@ def literal(steerer, q, plan, image):
     def region(concept):
         how, marked = concept.settings, concept.where or plan.where
         if marked is not None and (concept.role == "plus" or not placed):
-            return torch.from_numpy(marked.covers(steerer.vlm.grid(image.size).boxes, image.size))
+            return torch.from_numpy(marked.covered_patches(steerer.vlm.grid(image.size).boxes, image.size))
         minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
         values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
         values = neighbours(values) if how.smooth else values
@@ -223,7 +223,7 @@ def test_the_change_is_the_methods(steerer, scenes, settings):
 def test_folded_and_hooked_forms_agree(steerer, scenes):
     images = [scene.image for scene in scenes]
     plan = steerer.plan(minus=["dog"], plus=["biker"], mode="scale", nu="all", kappa=30)
-    assert plan.folds
+    assert plan.is_linear
     folded = logits(steerer, images, plan)
     hooked = logits(steerer, images, [plan, plan, plan, plan])
     torch.testing.assert_close(folded, hooked, rtol=1e-4, atol=1e-3)
@@ -366,10 +366,10 @@ def test_an_atlas_of_other_weights_is_refused(steerer, tiny_llava):
     from elude_steer.models.vlm import Vlm
 
     with pytest.raises(AtlasError, match="was built for other weights of this layer"):
-        Steerer.of(Vlm.load(str(tiny_llava)), steerer.atlas, steerer.matcher)
+        Steerer.from_parts(Vlm.load(str(tiny_llava)), steerer.atlas, steerer.matcher)
     other = Plan(weights="x", atlas="other")
     with pytest.raises(AtlasError, match=r"made with another atlas \('other'\)"):
-        steerer.prepare(other)
+        steerer.gather_weights(other)
 
 
 def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
@@ -393,10 +393,14 @@ def test_a_note_points_at_the_line_that_asked_for_it(steerer, scenes):
 
 def test_regions_cover_what_they_mark():
     boxes = np.array([[[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]]])
-    assert Region.of((0, 0, 50, 50)).covers(boxes, (100, 100)).tolist() == [[True, False, False, False]]
-    assert Region.of((60, 10, 70, 20)).covers(boxes, (100, 100)).tolist() == [[False, True, False, False]]
+    assert Region.from_value((0, 0, 50, 50)).covered_patches(boxes, (100, 100)).tolist() == [
+        [True, False, False, False]
+    ]
+    assert Region.from_value((60, 10, 70, 20)).covered_patches(boxes, (100, 100)).tolist() == [
+        [False, True, False, False]
+    ]
     mask = np.array([[0, 0], [1, 1]])
-    assert Region.of(mask).covers(boxes, (100, 100)).tolist() == [[False, False, True, True]]
+    assert Region.from_value(mask).covered_patches(boxes, (100, 100)).tolist() == [[False, False, True, True]]
 
 
 def test_settings_take_the_first_that_is_given():
@@ -473,16 +477,16 @@ def test_steering_by_hand_works_after_captions_were_made(steerer, scenes):
 def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
     box = (0, 0, 30, 30)
     plan = steerer.plan(minus=["teddy"], plus={"bird": {"where": box}})
-    assert plan.fills(plan.concepts[0])
+    assert plan.is_filled(plan.concepts[0])
     both = steerer.plan(minus=["teddy"], plus=["bird"])
-    assert not both.fills(both.concepts[0])
+    assert not both.is_filled(both.concepts[0])
     everywhere = steerer.plan(minus=["teddy"], nu="all", fit=0)
-    assert not everywhere.fills(everywhere.concepts[0])
+    assert not everywhere.is_filled(everywhere.concepts[0])
     fitted = steerer.plan(minus=["teddy"], nu="all", fit=0.3)
-    assert fitted.fills(fitted.concepts[0]) and not fitted.folds
+    assert fitted.is_filled(fitted.concepts[0]) and not fitted.is_linear
     assert "on the region with 30% of its peak\n" in str(fitted)
     result = steerer.steer("demos/images/toyland-teddy.png", minus={"teddy": {"where": box}}, plus=["bird"])
-    marked = Region.of(box).covers(result.grid.boxes, result.image.size)
+    marked = Region.from_value(box).covered_patches(result.grid.boxes, result.image.size)
     assert (result.maps["bird"][1] == marked).all()  # what replaces a marked thing goes where the mark is
 
 
@@ -512,9 +516,9 @@ def test_a_word_that_reaches_other_units_is_told_and_needs_streams(steerer):
     assert "moved by" not in str(steerer.plan(minus=["dog"], plus=["biker"], reach=0))
     gone = steerer.plan(minus=["dog"], reach=2, gamma=1, fill=0)
     assert "the units without one moved by -2 x stream" in str(gone)
-    assert gone.changes
-    assert not gone.folds
+    assert gone.has_effect
+    assert not gone.is_linear
     assert Plan.from_dict(gone.to_dict()) == gone
-    bare = Steerer.of(steerer.vlm, replace(steerer.atlas, streams=None), steerer.matcher)
+    bare = Steerer.from_parts(steerer.vlm, replace(steerer.atlas, streams=None), steerer.matcher)
     with pytest.raises(AtlasError, match="has no streams; build it again"):
         bare.plan(minus=["dog"], level="reference", fill=0, reach=1)

@@ -10,7 +10,7 @@ import torch
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.models.prefix_cache import Looked, look, resumed
 from elude_steer.models.vlm import PROMPT, Vlm, last_logits
-from elude_steer.steering.steerer import BATCH
+from elude_steer.steering.steerer import MAX_BATCH_TILES
 
 
 @torch.inference_mode()
@@ -43,7 +43,7 @@ def likelihoods(
         return []
     seen = look(vlm, images, prompt) if looked is None else looked
     rows = list(dict.fromkeys((picture, text) for picture, own in enumerate(texts) for text in own))
-    most = max(1, BATCH // max(seen.tiles))
+    most = max(1, MAX_BATCH_TILES // max(seen.tiles))
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(rows), most):
         part = rows[start : start + most]

@@ -214,4 +214,4 @@ def plan_or_nothing(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -
 
 
 def _strict_plan(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
-    return steerer.planned([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
+    return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]

@@ -106,10 +106,12 @@ def test_an_atlas_as_a_dictionary_steers_as_the_atlas_does(steerer):
         ([words[0]], ["biker"], {"reach": 2}),
         ([words[0]], [], {"mode": "scale", "gamma": -20, "nu": 8}),
     ):
-        plans = [one.planned(minus, plus, settings={**steerer.defaults, **settings})[0] for one in (steerer, general)]
-        prepared = [one.prepare(plan) for one, plan in zip((steerer, general), plans, strict=True)]
+        plans = [
+            one.prepare_plan(minus, plus, settings={**steerer.defaults, **settings})[0] for one in (steerer, general)
+        ]
+        prepared = [one.gather_weights(plan) for one, plan in zip((steerer, general), plans, strict=True)]
         q = steerer.vlm.encode([image])[0]
-        changes = [one.change(q) for one in prepared]
+        changes = [one.output_change(q) for one in prepared]
         assert changes[0].abs().max() > 0
         assert torch.allclose(changes[0], changes[1], atol=2e-2 * float(changes[0].abs().max()))
 
@@ -147,12 +149,12 @@ def test_off_is_exact_for_latents_too(steerer, sae):
     )
     general = Steerer(steerer.vlm, NamedDictionary(dictionary, labels, Levels(torch.ones(count))), steerer.matcher)
     image = next(toyland.scenes(4, 1)).image
-    plan, _ = general.planned(["dog"], settings={"mode": "scale", "gamma": 1.0, "kappa": 3})
-    strong, _ = general.planned(["dog"], settings={"mode": "scale", "gamma": -80.0, "kappa": 100, "nu": "all"})
+    plan, _ = general.prepare_plan(["dog"], settings={"mode": "scale", "gamma": 1.0, "kappa": 3})
+    strong, _ = general.prepare_plan(["dog"], settings={"mode": "scale", "gamma": -80.0, "kappa": 100, "nu": "all"})
     ((bare, off, _),) = general.captions([image], [[None, plan, strong]])
     assert off == bare == steerer.vlm.caption([image])[0]
     q = steerer.vlm.encode([image])[0]
-    assert general.prepare(strong).change(q).abs().max() > 0
+    assert general.gather_weights(strong).output_change(q).abs().max() > 0
 
 
 def test_an_sae_lies_where_its_tokens_do():
