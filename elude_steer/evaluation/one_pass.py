@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.pipeline import load_tower
-from elude_steer.atlas.build.tokens import read_item
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.measures.faithfulness import R2
 from elude_steer.evaluation.measures.monosemanticity import Peaks

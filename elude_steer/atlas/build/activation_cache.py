@@ -1,7 +1,7 @@
-"""What the tower gave for each picture, kept on the disk while a build lasts: later stages need no second pass.
+"""Layer inputs and residual streams of images, kept on disk so that the tower runs once for each image.
 
-It is kept in the tower's own precision, so a stage that reads it finds the bits it would have computed from the same
-batch. Where the disk has no room the tower runs again, in batches of the pictures that are needed.
+By default they are stored in the tower's own precision: a stage that reads them gets the same bits as if it had run the
+tower on the same batch. When the disk is full, the tower runs again for the images that are missing.
 """
 
 from __future__ import annotations
@@ -10,98 +10,137 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from elude_steer.atlas.build.tokens import read_item
 from elude_steer.errors import StorageError
 from elude_steer.models.images import Item
 from elude_steer.models.vision import Tower
 from elude_steer.utils.files import read_tensors, write_tensors
 
-_SHARE = 0.25  # of the room that is free when it begins; the rest is for others
+_DISK_SHARE = 0.25  # of the free space at the start; the rest is left to others
+
+
+class Activations(NamedTuple):
+    """Activations of one image: layer inputs `(tiles, tokens, d_in)` and the stream behind the layer, `(…, d_out)`."""
+
+    inputs: torch.Tensor
+    stream: torch.Tensor
 
 
 class ActivationCache:
-    """One look at each picture.
+    """Activations of the items of an image set.
 
     Args:
-        tower: that looks.
-        folder: where looks are kept; None keeps none.
-        wanted: whether the picture of this number is looked at again.
-        processes: that share the room.
+        tower: the model that is run for images that are not stored yet.
+        folder: where activations are stored; None stores nothing.
+        keep: whether the image with this index is needed again and worth storing.
+        processes: how many processes share the disk space.
+        dtype: the precision of everything the cache returns and stores; None for the tower's own.
+
+    Example:
+        >>> cache = ActivationCache(tower, folder)
+        >>> for item, (inputs, stream) in cache.activations(items):
+        ...     ...
     """
 
     def __init__(
-        self, tower: Tower, folder: Path | None, wanted: Callable[[int], bool] = lambda number: True, processes: int = 1
+        self,
+        tower: Tower,
+        folder: Path | None,
+        *,
+        keep: Callable[[int], bool] = lambda index: True,
+        processes: int = 1,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.tower, self.folder, self.wanted = tower, folder, wanted
-        self.room = shutil.disk_usage(folder).free * _SHARE / processes if folder is not None else 0.0
-        self.lock = threading.Lock()
+        self.tower, self.folder, self.keep, self.dtype = tower, folder, keep, dtype
+        self.free_bytes = shutil.disk_usage(folder).free * _DISK_SHARE / processes if folder is not None else 0.0
+        self._lock = threading.Lock()
 
-    def fresh(self, items: Sequence[Item], images: Sequence[Any]) -> list[torch.Tensor]:
-        """The layer's inputs for pictures that were just read, `(tiles, tokens, d_in)` each."""
-        if self.room <= 0 or not any(self.wanted(item.index) for item in items):
-            return self.tower.encode(images)
-        seen = self.tower.streams(images)
-        for item, (q, stream) in zip(items, seen, strict=True):
-            self._keep(item.index, q, stream)
-        return [q for q, _ in seen]
+    def encode(self, items: Sequence[Item], images: Sequence[Any]) -> list[torch.Tensor]:
+        """Run the tower on images that have just been read; returns the layer inputs of each."""
+        if self.free_bytes <= 0 or not any(self.keep(item.index) for item in items):
+            return [self._convert(inputs) for inputs in self.tower.encode(images)]
+        return [inputs for inputs, _ in self._run_tower(items, images)]
 
-    def inputs(self, items: Sequence[Item]) -> Iterator[tuple[Item, torch.Tensor]]:
-        """Those of pictures that can be read, from the disk where they are there."""
-        kept = {item.index: found["q"] for item in items if (found := self._kept(item.index)) is not None}
-        read = self._read([item for item in items if item.index not in kept])
-        made = self.tower.encode([image for _, image in read]) if read else []
-        kept |= {item.index: q for (item, _), q in zip(read, made, strict=True)}
-        return ((item, kept[item.index].to(self.tower.device)) for item in items if item.index in kept)
+    def layer_inputs(self, items: Sequence[Item]) -> Iterator[tuple[Item, torch.Tensor]]:
+        """Layer inputs of the readable images of one batch, from disk where stored; new ones are not stored."""
+        inputs = {index: found.inputs for index, found in self._load_all(items).items()}
+        missing = _read_images([item for item in items if item.index not in inputs])
+        encoded = self.tower.encode([image for _, image in missing]) if missing else []
+        inputs |= {item.index: self._convert(q) for (item, _), q in zip(missing, encoded, strict=True)}
+        return ((item, inputs[item.index].to(self.tower.device)) for item in items if item.index in inputs)
 
-    def streams(self, items: Sequence[Item]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The same with what is behind the layer; what is not there yet is kept for the next stage."""
-        kept = {
-            item.index: (found["q"], found["stream"]) for item in items if (found := self._kept(item.index)) is not None
-        }
-        read = self._read([item for item in items if item.index not in kept])
-        made = self.tower.streams([image for _, image in read]) if read else []
-        for (item, _), pair in zip(read, made, strict=True):
-            self._keep(item.index, *pair)
-            kept[item.index] = pair
+    def activations(self, items: Sequence[Item]) -> Iterator[tuple[Item, Activations]]:
+        """Layer inputs and streams of the readable images of one batch; new ones are stored."""
+        known = self._load_all(items)
+        missing = _read_images([item for item in items if item.index not in known])
+        if missing:
+            new = self._run_tower([item for item, _ in missing], [image for _, image in missing])
+            known |= {item.index: activations for (item, _), activations in zip(missing, new, strict=True)}
         device = self.tower.device
-        return ((q.to(device), s.to(device)) for item in items if item.index in kept for q, s in [kept[item.index]])
+        return (
+            (item, Activations(*(tensor.to(device) for tensor in known[item.index])))
+            for item in items
+            if item.index in known
+        )
 
     def remove(self) -> None:
-        """Deletes all of it."""
+        """Delete everything that is stored."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _read(self, items: Sequence[Item]) -> list[tuple[Item, Any]]:
-        skipped: dict[str, str] = {}  # told when they were collected
-        return [(item, got[0]) for item in items if (got := read_item(item, skipped)) is not None]
+    def _run_tower(self, items: Sequence[Item], images: Sequence[Any]) -> list[Activations]:
+        pairs = [Activations(*map(self._convert, pair)) for pair in self.tower.streams(images)]
+        for item, activations in zip(items, pairs, strict=True):
+            self._store(item.index, activations)
+        return pairs
 
-    def _path(self, number: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"{number:08d}.safetensors"
+    def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.dtype is None else tensor.to(self.dtype)
 
-    def _kept(self, number: int) -> dict[str, torch.Tensor] | None:
-        path = self._path(number)
+    def _path(self, index: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"{index:08d}.safetensors"
+
+    def _load_all(self, items: Sequence[Item]) -> dict[int, Activations]:
+        return {item.index: found for item in items if (found := self._load(item.index)) is not None}
+
+    def _load(self, index: int) -> Activations | None:
+        path = self._path(index)
         if path is None or not path.exists():
             return None
         try:
-            return read_tensors(path)
-        except StorageError:  # another build of the same pictures has ended and taken it away
+            tensors = read_tensors(path)
+        except StorageError:  # another build of the same images has finished and deleted it
             return None
+        return Activations(tensors["inputs"], tensors["stream"])
 
-    def _keep(self, number: int, q: torch.Tensor, stream: torch.Tensor) -> None:
-        path = self._path(number)
-        if path is None or not self.wanted(number) or path.exists():
+    def _store(self, index: int, activations: Activations) -> None:
+        path = self._path(index)
+        if path is None or not self.keep(index) or path.exists():
             return
-        size = q.nbytes + stream.nbytes
-        with self.lock:
-            if size > self.room:
-                self.room = 0.0
+        size = sum(tensor.nbytes for tensor in activations)
+        with self._lock:
+            if size > self.free_bytes:
+                self.free_bytes = 0.0
                 return
-            self.room -= size
+            self.free_bytes -= size
         try:
-            write_tensors(path, {"q": q.cpu().contiguous(), "stream": stream.cpu().contiguous()})
-        except StorageError:  # the disk is full, or another build of the same pictures has taken the folder away
-            self.room = 0.0
+            write_tensors(path, {name: t.cpu().contiguous() for name, t in activations._asdict().items()})
+        except StorageError:  # the disk is full, or another build of the same images has deleted the folder
+            self.free_bytes = 0.0
+
+
+def read_item(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
+    """Read an image and the hash of its content; on failure return None and note the cause in `skipped`."""
+    try:
+        return item.read()
+    except Exception as error:  # noqa: BLE001 - decoders raise anything on damaged files
+        skipped[item.id] = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return None
+
+
+def _read_images(items: Sequence[Item]) -> list[tuple[Item, Any]]:
+    skipped: dict[str, str] = {}  # already reported when tokens were collected
+    return [(item, got[0]) for item in items if (got := read_item(item, skipped)) is not None]

@@ -18,6 +18,7 @@ import torch
 
 from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.build import tokens
+from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.matching import group_redundant
@@ -97,7 +98,7 @@ class Naming:
 
         def look(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
             found = []
-            for item, q in self.run.looks.inputs(batch):
+            for item, q in self.run.cache.layer_inputs(batch):
                 values, places = tokens.strongest_patches(q, tower.token_indices(q.shape[1]), weight, bias)
                 number = torch.tensor(item.index, dtype=torch.int32)
                 found.append({"values": values, "places": places, "images": number, "tokens": torch.tensor(q.shape[1])})
@@ -116,7 +117,7 @@ class Naming:
 
         def look(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
             skipped: dict[str, str] = {}  # told when they were collected
-            read = [(item, *got) for item in batch if (got := tokens.read_item(item, skipped)) is not None]
+            read = [(item, *got) for item in batch if (got := read_item(item, skipped)) is not None]
             if not read:
                 return []
             vectors = cache.of([(image, digest) for _, image, digest in read])

@@ -104,7 +104,7 @@ class Build:
         """Removes what was only kept to save time."""
         self.workers.barrier()
         if self.workers.rank == 0:
-            self.looks.remove()
+            self.cache.remove()
 
     def collected(self) -> tuple[Path, str]:
         """The token store: a random few tokens of every image."""
@@ -126,14 +126,16 @@ class Build:
         return self.tower.fingerprint(), self.images.fingerprint, device, versions()
 
     @cached_property
-    def looks(self) -> ActivationCache:
+    def cache(self) -> ActivationCache:
         """What the tower gives for pictures that are needed more than once."""
         spec, length = self.spec, self.images.length
         if not spec.tokens.reuse or spec.labels.scorer is None or not length:
             return ActivationCache(self.tower, None)
-        folder = self.stage_folder("looks", make_key("looks", *self._source, spec.tokens.batch_size))
+        folder = self.stage_folder("activations", make_key("activations", *self._source, spec.tokens.batch_size))
         steps = [-(-length // most) for most in (spec.labels.images, spec.references.streams) if most]
-        return ActivationCache(self.tower, folder, lambda n: any(n % step == 0 for step in steps), self.workers.world)
+        return ActivationCache(
+            self.tower, folder, keep=lambda n: any(n % step == 0 for step in steps), processes=self.workers.world
+        )
 
     def plan(self) -> tokens.TokenPlan:
         """How images are cut into batches and shards."""
@@ -151,7 +153,7 @@ class Build:
                     if tokens.shard_path(folder, number).exists():
                         bar.update(sum(map(len, batches)))
                         return
-                    look, stopped = self.looks.fresh, self.workers.stopped
+                    look, stopped = self.cache.encode, self.workers.stopped
                     tokens.collect_shard(
                         self.tower, batches, plan, folder, number, look=look, stopped=stopped, step=bar.update
                     )

@@ -51,7 +51,7 @@ def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
             for batch in batches if number % _GROUPS == group else ():
                 if run.workers.stopped.is_set():
                     return
-                for q, stream in run.looks.streams(batch):
+                for _, (q, stream) in run.cache.activations(batch):
                     kept = run.tower.token_indices(q.shape[1]).to(device)
                     for tile, carried in zip(q, stream, strict=True):  # one by one: of one shape, rounded one way
                         now = torch.addmm(bias, tile[kept].float(), weight.T)  # (tokens, S)

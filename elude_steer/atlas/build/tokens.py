@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.errors import ImageError, ModelError, StorageError
 from elude_steer.models.images import ImageSet, Item
 from elude_steer.models.vision import Tower
@@ -105,15 +106,6 @@ def collect_shard(
         write_array(path.with_suffix(".tokens.npy"), np.concatenate(tokens))
         write_array(path.with_suffix(".places.npy"), np.concatenate(places))
     write_file(shard_path(folder, number), lambda file: file.write(json.dumps(summary).encode()))
-
-
-def read_item(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
-    """A picture with the hash of its content; one that cannot be read is None, and noted with the cause."""
-    try:
-        return item.read()
-    except Exception as error:  # noqa: BLE001 - decoders raise anything on damaged files
-        skipped[item.id] = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return None
 
 
 def _draw(tower: Tower, q: torch.Tensor, digest: bytes, image: int, plan: TokenPlan) -> tuple[np.ndarray, np.ndarray]:

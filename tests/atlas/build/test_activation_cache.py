@@ -54,11 +54,11 @@ def built(folder, out, *settings, **given):
 def test_one_pass_is_enough_and_gives_the_same_bits(folder, tmp_path, counted, monkeypatch):
     once = built(folder, tmp_path / "once", threads=1)
     assert len(counted) == PICTURES
-    assert not list((tmp_path / "once" / "work").glob("looks-*")), "what was kept to save time is taken away"
+    assert not list((tmp_path / "once" / "work").glob("activations-*")), "what was kept to save time is taken away"
     counted.clear()
     assert built(folder, tmp_path / "thrice", "tokens.reuse=false", threads=1) == once
     assert len(counted) == 3 * PICTURES  # tokens, streams, names
-    monkeypatch.setattr(activation_cache, "_SHARE", 0.0)  # a disk without room
+    monkeypatch.setattr(activation_cache, "_DISK_SHARE", 0.0)  # a disk without room
     assert built(folder, tmp_path / "full", threads=1) == once
 
 
@@ -72,7 +72,7 @@ def test_what_was_kept_is_used_after_an_interruption(folder, tmp_path, counted, 
         patch.setattr(Naming, "pooled", stop)
         with pytest.raises(KeyboardInterrupt):
             built(folder, tmp_path)
-    assert len(list((tmp_path / "work").glob("looks-*/*.safetensors"))) == PICTURES
+    assert len(list((tmp_path / "work").glob("activations-*/*.safetensors"))) == PICTURES
     seen = len(counted)
     built(folder, tmp_path)
     assert len(counted) == seen
