@@ -49,7 +49,7 @@ class StoppedError(EludeSteerError, RuntimeError):
     """Somebody stopped what was being done."""
 
 
-def closest(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known: Sequence[str]) -> str:
     """` Did you mean 'x'?` for the known word most like this one, or an empty string."""
     import difflib
 

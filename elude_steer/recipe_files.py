@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import SpecError, did_you_mean
 from elude_steer.specs import AtlasSpec, Recipe
 from elude_steer.utils.yaml_schema import parse_document
 
@@ -66,7 +66,7 @@ def find_recipe(path_or_name: str | Path) -> Path:
     name = str(path_or_name).removesuffix(".yaml")
     if name in shipped:
         return shipped[name]
-    hint = closest(Path(name).name, list(shipped))
+    hint = did_you_mean(Path(name).name, list(shipped))
     raise SpecError(f"'{path_or_name}' is neither a file nor a shipped recipe.{hint} See `elude-steer recipes list`.")
 
 

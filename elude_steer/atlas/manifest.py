@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from elude_steer.errors import AtlasError, SpecError, StorageError, closest
+from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
 from elude_steer.utils.files import home, is_leftover, resolve_id, restore, write_file
 
 FORMAT = 1
@@ -89,7 +89,7 @@ def find_atlas(name: str | Path) -> Path | None:
         return None
     raise AtlasError(
         f"no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
-        f"(user/name).{closest(str(name), list(known))} `elude-steer atlases list` shows those at hand."
+        f"(user/name).{did_you_mean(str(name), list(known))} `elude-steer atlases list` shows those at hand."
     )
 
 

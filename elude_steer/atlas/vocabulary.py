@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import SpecError, did_you_mean
 
 WORDS = Path(__file__).parent / "vocabularies"
 _FUNCTION_WORDS = (
@@ -45,7 +45,7 @@ def read_vocabulary(source: str | Path, *, stop_words: bool = False) -> list[str
     except UnicodeDecodeError as error:
         raise SpecError(f"vocabulary '{source}' is no UTF-8 text ({error.reason}); save it as UTF-8.") from error
     except OSError as error:
-        meant = closest(path.stem, [*shipped])
+        meant = did_you_mean(path.stem, [*shipped])
         raise SpecError(f"vocabulary '{source}' cannot be read ({error.strerror or error}); {cure}{meant}") from error
     if "\0" in text:  # UTF-16 without a mark decodes, but not to words
         raise SpecError(f"vocabulary '{source}' is no UTF-8 text (it holds zero bytes); save it as UTF-8.")

@@ -18,7 +18,7 @@ import torch
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages
-from elude_steer.errors import EludeSteerWarning, SpecError, closest
+from elude_steer.errors import EludeSteerWarning, SpecError, did_you_mean
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
 from elude_steer.evaluation.measures.efficiency import measure
 from elude_steer.evaluation.measures.faithfulness import caption_agreement
@@ -127,7 +127,9 @@ def evaluate(
     measures = tuple(dict.fromkeys(measures))
     for name in measures or [""]:
         if name not in MEASURES:
-            raise SpecError(f"there is no measure '{name}'.{closest(name, MEASURES)} There are {', '.join(MEASURES)}.")
+            raise SpecError(
+                f"there is no measure '{name}'.{did_you_mean(name, MEASURES)} There are {', '.join(MEASURES)}."
+            )
     for given, name in ((again, "dictionary"), (head, "faithfulness")):
         if given is not None and name not in measures:
             raise SpecError(f"'{given}' is for the measure '{name}', which is not asked for; ask for it too.")
@@ -264,7 +266,7 @@ def _page(found: Evaluation) -> str:
     if r2 is not None and ms is not None:
         points = [(float(ms.units or 0), 1.0), (float(ms.value or 0), r2)]
         names = ["units", "sub-units"]
-        pareto = plotting.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=names, side=380, least=0.0)
+        pareto = plotting.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=names, side=380, y_min=0.0)
         charts.append((pareto, "MS-Score against R2 of units and sub-units"))
     images = "".join(f'<img alt="{says}" src="{plotting.data_uri(chart)}">' for chart, says in charts)
     return (

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elude_steer.errors import EludeSteerWarning, ImageError, ModelError, SpecError, closest
+from elude_steer.errors import EludeSteerWarning, ImageError, ModelError, SpecError, did_you_mean
 from elude_steer.models.loading import as_dtype, check_device, explained, pil_backend, refuse_partial_load
 from elude_steer.utils import optional
 from elude_steer.utils.files import home, resolve_id
@@ -109,7 +109,7 @@ def load_scorer(
             raise SpecError("revision and trust_remote_code are for transformers; open_clip takes pretrained.")
         return _of_open_clip(id, pretrained, device or "cpu", as_dtype(dtype))
     raise SpecError(
-        f"library '{library}' is unknown; use {' or '.join(map(repr, LIBRARIES))}.{closest(library, LIBRARIES)}"
+        f"library '{library}' is unknown; use {' or '.join(map(repr, LIBRARIES))}.{did_you_mean(library, LIBRARIES)}"
     )
 
 
@@ -190,13 +190,13 @@ def _check_weights(open_clip: Any, id: str, weights: str | None) -> None:
     """Raises where open_clip has no such model or weights: a model with random ones names nothing."""
     models = open_clip.list_models()
     if id not in models:
-        raise SpecError(f"open_clip knows no model '{id}'; see open_clip.list_models().{closest(id, models)}")
+        raise SpecError(f"open_clip knows no model '{id}'; see open_clip.list_models().{did_you_mean(id, models)}")
     if weights and (open_clip.get_pretrained_cfg(id, weights) or Path(weights).is_file()):
         return
     tags = open_clip.list_pretrained_tags_by_model(id)
     wanted = f"has no weights '{weights}'" if weights else "has random weights until pretrained says which to take"
     choice = f"give one of {', '.join(map(repr, tags))}, or a file" if tags else "give a file"
-    raise SpecError(f"open_clip's '{id}' {wanted}; {choice}.{closest(weights or '', tags)}")
+    raise SpecError(f"open_clip's '{id}' {wanted}; {choice}.{did_you_mean(weights or '', tags)}")
 
 
 class Embeddings:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from elude_steer.errors import LayerError, closest
+from elude_steer.errors import LayerError, did_you_mean
 from elude_steer.method.layers import is_linear
 
 
@@ -242,7 +242,7 @@ def _no_such_layer(model: nn.Module, suffix: str, within: str, inside: dict[str,
         return line
     known = _linear_like(inside)
     ends = [".".join(name.split(".")[-len(suffix.split(".")) :]) for name in known]
-    return f"{line}.{closest(suffix, ends)} The last that can be split: {_some(known)}."
+    return f"{line}.{did_you_mean(suffix, ends)} The last that can be split: {_some(known)}."
 
 
 def _linear_like(inside: dict[str, nn.Module]) -> list[str]:

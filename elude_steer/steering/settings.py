@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import SpecError, did_you_mean
 from elude_steer.utils.yaml_schema import validate
 
 
@@ -64,7 +64,7 @@ class Settings:
         for layer in reversed(layers):
             for name in layer:
                 if name not in known:
-                    raise SpecError(f"there is no setting '{name}'.{closest(name, sorted(known))}")
+                    raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, sorted(known))}")
             given = {name: value for name, value in layer.items() if value is not None}
             merged |= {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
         try:

@@ -152,17 +152,17 @@ def scatter(
     marked: Sequence[int] = (),
     names: Sequence[str] = (),
     side: int = 520,
-    least: float | None = None,
+    y_min: float | None = None,
 ) -> Image.Image:
     """Points on axes that fit them, some of them marked; with names they bear numbers, told at the right.
 
-    The axis of y begins at `least` or below, where that is given.
+    The axis of y begins at `y_min` or below, where that is given.
     """
     left, top, inner = 64, 24, side - 96
     picture = Image.new("RGB", (side + (260 if names else 0), side), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
     xs, ys = zip(*points, strict=True)
-    across, up = _ticks(xs), _ticks(ys if least is None else (*ys, least))
+    across, up = _ticks(xs), _ticks(ys if y_min is None else (*ys, y_min))
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
         shares = [(v - t[0]) / (t[-1] - t[0]) for v, t in zip(point, (across, up), strict=True)]

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import yaml
 
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import SpecError, did_you_mean
 
 Document = TypeVar("Document")
 _TAG = "tag:yaml.org,2002:"
@@ -147,7 +147,7 @@ class _Reader:
             key, at = _said(key_node), _line(key_node)
             inner = f"{path}.{key}" if path else key
             if key not in known:
-                hint = closest(key, list(known)) or f" Its keys are {', '.join(known)}."
+                hint = did_you_mean(key, list(known)) or f" Its keys are {', '.join(known)}."
                 self.note(at, inner, f"no such key in {path or 'this document'}.{hint}")
             elif key in lines:
                 self.note(at, inner, f"given twice, first on line {lines[key]}: keep one.")
@@ -257,7 +257,7 @@ def _cure_text(kinds: list[Any], node: yaml.ScalarNode) -> str:
     elif number is not None and int in kinds and number.is_integer():
         meant = str(int(number))
     if not meant:
-        return "." + closest(text, [kind for kind in kinds if isinstance(kind, str)])
+        return "." + did_you_mean(text, [kind for kind in kinds if isinstance(kind, str)])
     said = f'"{text}"' if node.style else text
     return f": YAML reads `{said}` as text: write {meant}."
 

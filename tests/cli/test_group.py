@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.atlas.test_atlas import make_atlas
+from tests.helpers.atlases import make_atlas
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ class Reader(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def pictures(page):
-    """The pictures inside a page."""
+def embedded_images(page):
+    """The PNG images inside a page."""
     data = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     return [Image.open(io.BytesIO(base64.b64decode(one))) for one in data]

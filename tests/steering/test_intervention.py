@@ -11,7 +11,7 @@ from elude_steer.steering.intervention import PreparedPlan, make_edited_forward
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import Settings
-from tests.atlas.test_atlas import make_atlas
+from tests.helpers.atlases import make_atlas
 
 TILES, PATCHES, D_IN, UNITS = 3, 10, 21, 6
 

@@ -14,7 +14,7 @@ from elude_steer.steering.result import SteeredCaption, render_captions
 from elude_steer.steering.run_recipe import StepResult, run_recipe
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
-from tests.helpers.markup import Reader, pictures
+from tests.helpers.markup import Reader, embedded_images
 
 EVIL = "<script>alert('1')</script> & \"dog\""
 GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in range(2) for c in range(2)]]), (2, 2))
@@ -54,7 +54,7 @@ def test_it_shows_captions_settings_pictures_and_maps(tmp_path):
     for part in ("recipe-0", "recipe-1", "baseline", "a dog on a motorcycle.", "-dog -hat", "gamma -15", "kappa 100"):
         assert part in text
     assert "model: some/model layer: layers.25.mlp.fc2 atlas: small prompt: What is it?" in text
-    assert len(pictures(page)) == 2 + 3 + 1  # the picture of each recipe, and a map for each word of each edit
+    assert len(embedded_images(page)) == 2 + 3 + 1  # the picture of each recipe, and a map for each word of each edit
     assert "<title>recipe-0, recipe-1</title>" in page
 
 
@@ -110,7 +110,7 @@ def test_toyland_makes_a_page(tmp_path):
         assert one.result.caption in text
         assert one.title in text
         assert all(told in text for told in one.missing)
-    assert len(pictures(page)) == 1 + sum(len(one.result.maps) for one in done)
+    assert len(embedded_images(page)) == 1 + sum(len(one.result.maps) for one in done)
 
 
 def test_everything_is_escaped(tmp_path):
@@ -127,9 +127,9 @@ def test_everything_is_escaped(tmp_path):
 
 
 def test_pictures_are_neither_tiny_nor_larger_than_they_are_shown(tmp_path):
-    small, *_ = pictures(page_of(tmp_path, [ran(size=(40, 30))]))
+    small, *_ = embedded_images(page_of(tmp_path, [ran(size=(40, 30))]))
     assert small.size == (480, 360)
-    large, *_ = pictures(page_of(tmp_path, [ran(size=(4000, 3000))]))
+    large, *_ = embedded_images(page_of(tmp_path, [ran(size=(4000, 3000))]))
     assert large.size == (480, 360)
     assert (tmp_path / "out.html").stat().st_size < 1e6
 

@@ -12,7 +12,7 @@ from elude_steer.steering.result import SteeredCaption, render_captions, render_
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
-from tests.helpers.markup import Reader, pictures
+from tests.helpers.markup import Reader, embedded_images
 
 EVIL = "<script>alert('1')</script> & \"dog\""
 GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in range(2) for c in range(2)]]), (2, 2))
@@ -94,17 +94,17 @@ def test_a_notebook_shows_both_captions_and_a_map_for_each_word(steered):
     for part in (steered.baseline, steered.caption, f"-{minus}", f"+{plus}", "a note.", "what was done", "fires up to"):
         assert part in read.text
     assert [word for tag, word in read.marks if tag == "del"] == [w for w in steered.baseline.split() if w == minus]
-    assert len(pictures(page)) == 2
+    assert len(embedded_images(page)) == 2
     assert len(page) < 200_000
 
 
 def test_maps_are_as_large_as_they_are_shown():
     result = result_of("a dog", "a cat")
-    (shown,) = pictures(result._repr_html_())
+    (shown,) = embedded_images(result._repr_html_())
     assert shown.size == (200, 100)
     assert np.array_equal(np.asarray(shown), np.asarray(result.heatmap("dog", side=200)))
     dense = render_maps(result, side=160, density=2)
-    assert pictures(dense)[0].size == (320, 160)
+    assert embedded_images(dense)[0].size == (320, 160)
     assert "width:160px" in dense
     assert "fires up to 50%" in Reader(dense).text
 
@@ -133,7 +133,7 @@ def test_everything_is_escaped():
 
 def test_without_words_there_are_no_maps():
     page = replace(result_of("a dog", "a dog", words=()), plan=Plan())._repr_html_()
-    assert pictures(page) == []
+    assert embedded_images(page) == []
     assert "nothing is changed" in Reader(page).text
 
 

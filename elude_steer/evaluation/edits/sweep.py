@@ -14,7 +14,7 @@ import numpy as np
 
 from elude_steer.atlas.matching import normalize_word
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
-from elude_steer.errors import SpecError, closest
+from elude_steer.errors import SpecError, did_you_mean
 from elude_steer.evaluation.edits.benchmark import (
     Case,
     Kind,
@@ -62,7 +62,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     known = [field.name for field in fields(Settings)]
     for name, values in grid.items():
         if name not in known:
-            raise SpecError(f"there is no setting '{name}'.{closest(name, known)}")
+            raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, known)}")
         if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or not len(values):
             raise SpecError(f"{name} needs a list of values to try, not {values!r}.")
     plain = [[v.item() if isinstance(v, np.generic) else v for v in values] for values in grid.values()]

@@ -11,7 +11,7 @@ from elude_steer.errors import AtlasError
 from elude_steer.models import vision
 from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import load_spec
-from tests.atlas.test_atlas import make_atlas
+from tests.helpers.atlases import make_atlas
 
 
 class Block(nn.Module):
