@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elude_steer import toyland
-from elude_steer.demo.presenter import Page
+from elude_steer.demo.presenter import Presenter
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.result import mark_changes
 from elude_steer.steering.steerer import Steerer
@@ -96,7 +96,7 @@ def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 
     from gradio_client import Client, handle_file
 
     steerer = Steerer.load("toyland")
-    fields = Page(steerer).fields()
+    fields = Presenter(steerer).field_values()
     scenes = [scene for scene in toyland.scenes(seed=seed, n=3 * clients) if len(scene.objects) >= 2][:clients]
     tasks, truth = [], {}
     for number, scene in enumerate(scenes):

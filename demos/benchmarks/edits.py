@@ -21,7 +21,15 @@ import numpy as np
 from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.labels import Labels
-from elude_steer.evaluation.edits.benchmark import Score, Task, baselines, make_tasks, run_edits, summary, toyland_world
+from elude_steer.evaluation.edits.benchmark import (
+    Score,
+    Task,
+    caption_baselines,
+    make_tasks,
+    run_edits,
+    summarize,
+    toyland_world,
+)
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
 
@@ -65,13 +73,13 @@ def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
 def measure(steerer: Steerer, seed: int, count: int, kind: str, settings: dict[str, object]) -> Score:
     """The score of one row."""
     world = toyland_world(seed, count)
-    said = baselines(steerer, world)
+    said = caption_baselines(steerer, world)
     tasks = make_tasks(world, said, kind, seed)  # type: ignore[arg-type]
 
     def plan(task: Task) -> Plan:
         return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
 
-    return summary(kind, run_edits(steerer, world, tasks, plan), seed)
+    return summarize(kind, run_edits(steerer, world, tasks, plan), seed)
 
 
 def main() -> None:

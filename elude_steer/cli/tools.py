@@ -69,9 +69,9 @@ def sweep(
     hide_loading_bars()
     steerer = Steerer.load(atlas, model=model, **loading)
     if picture is not None:
-        found = tune.tune_picture(steerer, picture, str(minus), plus, grid, by=by, write=write, image=image)
+        found = tune.tune_on_image(steerer, picture, str(minus), plus, grid, by=by, write=write, path=image)
     else:
-        found = tune.tune_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, keep=defaults)
+        found = tune.tune_on_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, save_to_atlas=defaults)
     click.echo(json.dumps(found.rows, indent=2) if as_json else found.table(limit))
     for note in found.notes:
         click.echo(f"elude-steer: note: {note}", err=True)
@@ -157,7 +157,7 @@ def demo(
         share=share,
         auth=(name, password) if auth else None,
         browse=not no_browser,
-        told=lambda address: click.echo(address, err=True),
+        on_ready=lambda address: click.echo(address, err=True),
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.demo import components, html_parts
-from elude_steer.demo.presenter import HINTS, TUNABLE, Page
-from elude_steer.demo.session import Board, Pace, Wanted, edit_name, left_out, read_recipe
+from elude_steer.demo.presenter import HINTS, TUNABLE, Presenter
+from elude_steer.demo.session import EditRequest, ImageState, RateLimit, edit_name, left_out, read_recipe
 from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
@@ -24,8 +24,8 @@ _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"
 _WITH_MARK = "(board, mark, ...rest) => [board, window.eludeSteerMark(), ...rest]"
 
 
-def make_app(page: Page, *, pace: Pace | None = None) -> Any:
-    """The page as a Gradio app that somebody has to launch (`serve` does); pace is how often it may be pressed."""
+def make_app(page: Presenter, *, rate_limit: RateLimit | None = None) -> Any:
+    """Build the page as a Gradio app; `serve` launches it. `rate_limit` bounds how often visitors may steer."""
     gr = optional.require("gradio", "the demo")
     atlas, name = page.steerer.atlas, Path(page.steerer.vlm.id).name or "model"
     about = f"{name} · atlas {atlas.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
@@ -38,15 +38,15 @@ def make_app(page: Page, *, pace: Pace | None = None) -> Any:
         )
         with gr.Tabs():
             with gr.Tab("Steer", id="steer"):
-                _steer_tab(gr, page, pace)
+                _steer_tab(gr, page, rate_limit)
             with gr.Tab("Explore", id="explore"):
                 _explore_tab(gr, page)
         app.unload(_stopper(gr, page))
     return app
 
 
-def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
-    first = page.board(0) if page.examples else Board()
+def _steer_tab(gr: Any, page: Presenter, rate_limit: RateLimit | None) -> None:
+    first = page.board(0) if page.examples else ImageState()
     board = gr.State(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
@@ -81,15 +81,15 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     mark = gr.Textbox(visible=False)  # never shown: the easel's mark comes in its place
     words = [minus, plus, prompt, *values]
 
-    def wanted(board: Board, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> Wanted:
+    def wanted(board: ImageState, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> EditRequest:
         given = page.settings(values)
-        return Wanted(board.picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
+        return EditRequest(board.picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
 
-    def choose(event: gr.EventData, request: gr.Request, old: Board, *words: Any) -> Any:
+    def choose(event: gr.EventData, request: gr.Request, old: ImageState, *words: Any) -> Any:
         page.stop(visitor(request), "")
         return anew(old, page.board(event.example), html_parts.hint(BEGIN), words)
 
-    def took(request: gr.Request, path: Any, old: Board, tried: str, specimen: str, *words: Any) -> Any:
+    def took(request: gr.Request, path: Any, old: ImageState, tried: str, specimen: str, *words: Any) -> Any:
         try:
             board = page.run(lambda: page.brought(path))
         except EludeSteerError as error:
@@ -97,7 +97,7 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
         page.stop(visitor(request), "")
         return anew(old, board, html_parts.hint(BEGIN), words)
 
-    def anew(old: Board, board: Board, said: str, words: Sequence[Any]) -> Any:
+    def anew(old: ImageState, board: ImageState, said: str, words: Sequence[Any]) -> Any:
         return *shown(board), said, "", "", *words[:2], *page.released(old, words[2:])
 
     def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
@@ -122,17 +122,17 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
             return html_parts.complaint(error)
 
     def working(request: Any, progress: Any) -> Any:
-        if pace:
-            pace.check(counted(request))
+        if rate_limit:
+            rate_limit.check(counted(request))
         return page.working(visitor(request), lambda tokens: progress((tokens, 64), unit="words or parts of words"))
 
     def use(event: gr.EventData) -> Any:
-        return page.fields({name: event._data[name] for name in TUNABLE if name in event._data})
+        return page.field_values({name: event._data[name] for name in TUNABLE if name in event._data})
 
-    def fill(board: Board, recipe: Any, step: int, note: str = "") -> Any:
+    def fill(board: ImageState, recipe: Any, step: int, note: str = "") -> Any:
         edit = recipe.steps[step]
         said = html_parts.hint(note or f"{edit_name(edit)}: press Steer.")
-        given = (recipe.prompt, *page.fields(vars(edit.settings)))
+        given = (recipe.prompt, *page.field_values(vars(edit.settings)))
         return *shown(replace(board, given=given)), said, "", "", list(edit.minus), list(edit.plus), *given
 
     def begin(request: gr.Request, event: gr.EventData) -> Any:
@@ -144,7 +144,7 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
         number, step = map(int, chosen.split("/"))
         return fill(page.board(number, step), page.examples[number].recipe, step)
 
-    def load(path: Any, board: Board, tried: str, specimen: str, *words: Any) -> Any:
+    def load(path: Any, board: ImageState, tried: str, specimen: str, *words: Any) -> Any:
         try:
             recipe = read_recipe(path)
         except EludeSteerError as error:
@@ -169,7 +169,7 @@ def _steer_tab(gr: Any, page: Page, pace: Pace | None) -> None:
     found = tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
     used = tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **unheard)
     stop.click(_stopper(gr, page), None, None, queue=False, cancels=[edited, steered, found, used], **_QUIET)
-    reset.click(lambda: [PROMPT, *page.fields()], None, [prompt, *values], **_QUIET)
+    reset.click(lambda: [PROMPT, *page.field_values()], None, [prompt, *values], **_QUIET)
     for table in (reasons, specimen):
         table.select(_explainer(gr, page), None, specimen, **_QUIET)
 
@@ -186,12 +186,12 @@ def counted(request: Any) -> str:
     return visitor(request) if host in ("", *LOCAL) else host
 
 
-def shown(board: Board) -> tuple[Any, ...]:
+def shown(board: ImageState) -> tuple[Any, ...]:
     """A board, and its parts in the order of the page's outputs."""
     return board, board.view, board.edits, board.reasons, board.taken
 
 
-def _explore_tab(gr: Any, page: Page) -> None:
+def _explore_tab(gr: Any, page: Presenter) -> None:
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
             word = gr.Textbox(label="Search a word", placeholder="puppy", elem_id="search", submit_btn=True)
@@ -212,7 +212,7 @@ def _explore_tab(gr: Any, page: Page) -> None:
         table.select(_explainer(gr, page), None, specimen, **_QUIET)
 
 
-def _explainer(gr: Any, page: Page) -> Callable[..., str]:
+def _explainer(gr: Any, page: Presenter) -> Callable[..., str]:
     """Shows the sub-unit that was chosen."""
 
     def explain(event: gr.EventData) -> str:
@@ -221,7 +221,7 @@ def _explainer(gr: Any, page: Page) -> Callable[..., str]:
     return explain
 
 
-def _stopper(gr: Any, page: Page) -> Callable[..., None]:
+def _stopper(gr: Any, page: Presenter) -> Callable[..., None]:
     """Ends the work of the visitor who asks for it, or who left."""
 
     def stop(request: gr.Request) -> None:
@@ -238,13 +238,13 @@ def _told(answer: Callable[[], str]) -> str:
         return html_parts.complaint(error)
 
 
-def _words(gr: Any, page: Page, label: str, name: str) -> Any:
+def _words(gr: Any, page: Presenter, label: str, name: str) -> Any:
     return gr.Dropdown(
         page.words, value=[], label=label, multiselect=True, allow_custom_value=True, elem_id=name, max_choices=8
     )
 
 
-def _recipes(page: Page) -> list[tuple[str, str]]:
+def _recipes(page: Presenter) -> list[tuple[str, str]]:
     """Every edit of the shipped recipes, by recipe and what it does."""
     return [
         (f"{example.recipe.name}: {edit_name(step)}", f"{number}/{index}")
@@ -253,8 +253,8 @@ def _recipes(page: Page) -> list[tuple[str, str]]:
     ]
 
 
-def _settings(gr: Any, page: Page) -> list[Any]:
-    made, values = [], dict(zip(TUNABLE, page.fields(), strict=True))
+def _settings(gr: Any, page: Presenter) -> list[Any]:
+    made, values = [], dict(zip(TUNABLE, page.field_values(), strict=True))
     about = {"label": "mode", "info": HINTS["mode"], "elem_id": "set-mode"}
     made.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
     for names in (TUNABLE[1:5], TUNABLE[5:]):

@@ -10,8 +10,8 @@ from typing import Any
 
 from elude_steer.demo import components
 from elude_steer.demo.app import LOCAL, make_app
-from elude_steer.demo.presenter import Page
-from elude_steer.demo.session import Example, Pace, examples_of
+from elude_steer.demo.presenter import Presenter
+from elude_steer.demo.session import Example, RateLimit, shipped_examples
 from elude_steer.errors import SpecError
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils import optional
@@ -27,7 +27,7 @@ def serve(
     auth: tuple[str, str] | None = None,
     browse: bool = True,
     wait: bool = True,
-    told: Callable[[str], object] | None = None,
+    on_ready: Callable[[str], object] | None = None,
 ) -> Any:
     """Serves the page.
 
@@ -41,14 +41,14 @@ def serve(
         auth: a name and a password that visitors have to give.
         browse: whether a browser opens.
         wait: whether the call lasts as long as the page.
-        told: told the page's address.
+        on_ready: called with the address of the page.
     """
     gr = optional.require("gradio", "the demo")
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     _check_host(host)  # Gradio would wait for it for ever
     public = share or host not in LOCAL
-    page = Page(steerer, examples_of(steerer.atlas.name) if examples is None else examples, public=public)
-    app = make_app(page, pace=Pace(20, 120) if public else None)
+    page = Presenter(steerer, shipped_examples(steerer.atlas.name) if examples is None else examples, public=public)
+    app = make_app(page, rate_limit=RateLimit(20, 120) if public else None)
     # A few at a time; who comes when many wait is told so.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
     try:
@@ -76,8 +76,8 @@ def serve(
         what = f"port {port} of {host} is" if port else f"the ports of {host} from 7860 on are"
         raise SpecError(f"{what} taken, or not for you to use; give another --port.") from error
     threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
-    if told is not None:
-        told(shared or address)
+    if on_ready is not None:
+        on_ready(shared or address)
     if wait:
         app.block_thread()
     return app

@@ -18,10 +18,10 @@ from elude_steer.demo import html_parts
 from elude_steer.demo.session import (
     SHOWN,
     SIGNS,
-    Board,
+    EditRequest,
     Example,
+    ImageState,
     Picture,
-    Wanted,
     check_length,
     edit_name,
     placed,
@@ -29,7 +29,7 @@ from elude_steer.demo.session import (
     recipe_text,
 )
 from elude_steer.errors import ImageError, SpecError, StoppedError
-from elude_steer.evaluation.edits.tune import Found, known_as, tune
+from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MOST_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT, telling
 from elude_steer.steering.result import SteeredCaption
@@ -53,14 +53,14 @@ HINTS: Mapping[str, str] = {
 }
 
 
-class Page:
+class Presenter:
     """The page's answers to what visitors do; it keeps nothing of them but what is being worked on."""
 
     def __init__(self, steerer: Steerer, examples: Sequence[Example] = (), *, public: bool = False) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
         # Strangers bring no huge pictures, and are not told where the atlas lies.
         self.most = 20_000_000 if public else MOST_PIXELS
-        self.atlas = steerer.atlas.name if public else known_as(steerer)
+        self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
         self.specimens = ReferenceImages(steerer.atlas, steerer.vlm)
         self.own = Settings.of(steerer.defaults)
         self.words = list(steerer.atlas.require_labels().counts)
@@ -113,12 +113,12 @@ class Page:
                 given[name] = int(given[name])
         return {name: value for name, value in given.items() if value not in (None, "", getattr(self.own, name))}
 
-    def fields(self, settings: Mapping[str, Any] | None = None) -> list[Any]:
+    def field_values(self, settings: Mapping[str, Any] | None = None) -> list[Any]:
         """The folded settings as the page shows them: the atlas's own, and what differs from them."""
         now = vars(self.own) | {name: value for name, value in (settings or {}).items() if value is not None}
         return [str(now[name]) if name == "nu" else now[name] for name in TUNABLE]
 
-    def steer(self, wanted: Wanted) -> SteeredCaption:
+    def steer(self, wanted: EditRequest) -> SteeredCaption:
         """Both captions of a picture."""
         image = self._pixels(wanted.checked().picture)
         where, settings = placed(wanted)
@@ -129,7 +129,7 @@ class Page:
         plan, notes = self.steerer.prepare_plan(wanted.minus, wanted.plus, where, settings)
         return self.steerer.explain(image, plan, prompt=wanted.prompt or PROMPT, notes=notes)
 
-    def _remarks(self, wanted: Wanted) -> list[str]:
+    def _remarks(self, wanted: EditRequest) -> list[str]:
         """What stands folded away or on the picture and made a difference."""
         marked = placed(wanted)[0] is not None
         given = ", ".join(f"{name} {value}" for name, value in wanted.settings.items())
@@ -146,30 +146,30 @@ class Page:
             raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
         return picture.opened(self.most)
 
-    def answered(self, board: Board, wanted: Wanted) -> tuple[Board, SteeredCaption]:
+    def answered(self, board: ImageState, wanted: EditRequest) -> tuple[ImageState, SteeredCaption]:
         """Both captions of a picture, and the board with all there is to tell about them."""
         result = self.steer(wanted)
         result = replace(result, notes=(*result.notes, *self._remarks(wanted)))
         view, reasons, taken = self.views(result), self.reasons(result), self.take_home(wanted)
         return replace(board, view=view, reasons=reasons, taken=taken), result
 
-    def board(self, number: int, step: int | None = None) -> Board:
+    def board(self, number: int, step: int | None = None) -> ImageState:
         """An example that was chosen, with the region of one of its edits marked where it has one."""
         example = self.examples[number]
         picture = Picture.of(example.path)
         box = () if step is None else example.recipe.steps[step].where
-        return Board(picture, self.view(picture, box, number), self.edits(number))
+        return ImageState(picture, self.view(picture, box, number), self.edits(number))
 
-    def brought(self, path: str | Path) -> Board:
+    def brought(self, path: str | Path) -> ImageState:
         """A picture that somebody brought."""
         picture = Picture.of(path, most=self.most)
-        return Board(picture, self.view(picture))
+        return ImageState(picture, self.view(picture))
 
-    def released(self, board: Board, given: Sequence[Any]) -> list[Any]:
+    def released(self, board: ImageState, given: Sequence[Any]) -> list[Any]:
         """The question and the settings for the next picture: what an edit had brought leaves with the last one."""
-        return [PROMPT, *self.fields()] if tuple(given) == board.given else list(given)
+        return [PROMPT, *self.field_values()] if tuple(given) == board.given else list(given)
 
-    def find(self, wanted: Wanted) -> Found:
+    def find(self, wanted: EditRequest) -> TuningResult:
         """Captions under a dozen settings around the atlas's own, best first."""
         image = self._pixels(wanted.checked().picture)
         if len(wanted.minus) != 1 or len(wanted.plus) > 1:
@@ -212,7 +212,7 @@ class Page:
             rows,
         )
 
-    def tried(self, found: Found) -> str:
+    def tried(self, found: TuningResult) -> str:
         """What was tried as a table to choose from."""
         rows = []
         for row in found.rows:
@@ -261,7 +261,7 @@ class Page:
             + "</div>"
         )
 
-    def take_home(self, wanted: Wanted) -> str:
+    def take_home(self, wanted: EditRequest) -> str:
         """The present state as a recipe and as a Python call."""
         name = wanted.picture.name if wanted.picture else "photo.png"
         where, settings = placed(wanted)

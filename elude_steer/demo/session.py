@@ -58,7 +58,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EditRequest:
     """What stands in the page when somebody presses: everything that makes a caption."""
 
     picture: Picture | None
@@ -68,7 +68,7 @@ class Wanted:
     prompt: str
     settings: Mapping[str, Any]
 
-    def checked(self) -> Wanted:
+    def checked(self) -> EditRequest:
         """The same; raises where nothing is said, or too much."""
         if not self.minus and not self.plus:
             raise SpecError("say what should go or come: pick a word, or type one.")
@@ -80,7 +80,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Board:
+class ImageState:
     """What the page shows of a visitor's picture, and the picture itself.
 
     Attributes:
@@ -113,7 +113,7 @@ class Example:
         return self.path.stem.removeprefix(f"{self.recipe.atlas}-")
 
 
-class Pace:
+class RateLimit:
     """How often a page may be pressed within a minute, by one visitor and by all."""
 
     def __init__(self, each: int, together: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,13 +161,13 @@ def region(mark: str | None) -> np.ndarray | None:
     return mask if mask.any() else None
 
 
-def placed(wanted: Wanted) -> tuple[np.ndarray | None, dict[str, Any]]:
+def placed(wanted: EditRequest) -> tuple[np.ndarray | None, dict[str, Any]]:
     """The region that was marked, and the settings: who marks something wants it placed."""
     where = region(wanted.mark)
     return where, {**wanted.settings, **({} if where is None else {"mode": "place"})}
 
 
-def python_call(image: str, wanted: Wanted, atlas: str, *, mask: str | None = None) -> str:
+def python_call(image: str, wanted: EditRequest, atlas: str, *, mask: str | None = None) -> str:
     """The call that does the same."""
     parts = [repr(image)]
     parts += [f"minus={list(wanted.minus)!r}"] if wanted.minus else []
@@ -179,7 +179,7 @@ def python_call(image: str, wanted: Wanted, atlas: str, *, mask: str | None = No
     return f"import elude_steer as es\n\nes.steer({', '.join(parts)}).caption"
 
 
-def recipe_text(image: str, wanted: Wanted, atlas: str, *, mask: str | None = None) -> str:
+def recipe_text(image: str, wanted: EditRequest, atlas: str, *, mask: str | None = None) -> str:
     """The present state as a recipe; the picture is left to the command line, which stands in its first lines."""
     step = StepSpec(wanted.minus, wanted.plus, mask=mask, settings=SteeringSpec(**wanted.settings))
     document = Recipe("from-the-demo", atlas, (step,), prompt=wanted.prompt or PROMPT)
@@ -218,7 +218,7 @@ def left_out(recipe: Recipe, fields: Collection[str], own: Settings, atlas: str)
     return notes + ([] if mine else [f"It was written for atlas '{Path(recipe.atlas).name}', this page has '{atlas}'."])
 
 
-def examples_of(atlas: str) -> list[Example]:
+def shipped_examples(atlas: str) -> list[Example]:
     """The shipped recipes for an atlas whose pictures are at hand."""
     recipes = [load_recipe(one.name) for one in list_recipes() if one.kind == "steering"]
     mine = [one for one in recipes if one.atlas == atlas and one.image and Path(one.image).is_file()]

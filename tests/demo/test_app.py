@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from elude_steer import toyland
-from elude_steer.demo.presenter import Page
-from elude_steer.demo.session import Picture, Wanted, examples_of, region
+from elude_steer.demo.presenter import Presenter
+from elude_steer.demo.session import EditRequest, Picture, region, shipped_examples
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
@@ -62,12 +62,12 @@ def visit(browser, address):
 @pytest.fixture(scope="module")
 def page(steerer):
     """What the page should answer."""
-    return Page(steerer, examples_of("toyland"))
+    return Presenter(steerer, shipped_examples("toyland"))
 
 
 def wanted(page, example, minus=(), plus=(), mark=None, **settings):
     path = next(one.path for one in page.examples if one.name == example)
-    return Wanted(Picture.of(path), mark, tuple(minus), tuple(plus), PROMPT, settings)
+    return EditRequest(Picture.of(path), mark, tuple(minus), tuple(plus), PROMPT, settings)
 
 
 def expected(page, example, minus=(), plus=(), mark=None, **settings):
@@ -442,10 +442,10 @@ def test_a_password_is_asked_for(tmp_path):
 
 def test_a_page_that_is_pressed_too_often_says_so(browser):
     script = (
-        "import sys; from elude_steer.pages import Page; from elude_steer.visiting import Pace, examples_of; "
-        "from elude_steer.steering import Steerer; "
-        "from elude_steer.webapp import make_app; "
-        "app = make_app(Page(Steerer.load(), examples_of('toyland')), pace=Pace(2, 10)); "
+        "import sys; from elude_steer.demo.presenter import Presenter; "
+        "from elude_steer.demo.session import RateLimit, shipped_examples; "
+        "from elude_steer import Steerer; from elude_steer.demo.app import make_app; "
+        "app = make_app(Presenter(Steerer.load(), shipped_examples('toyland')), rate_limit=RateLimit(2, 10)); "
         "app.launch(server_name='127.0.0.1', server_port=int(sys.argv[-1]), prevent_thread_lock=True, quiet=True); "
         "print('http', file=sys.stderr, flush=True); app.block_thread()"
     )

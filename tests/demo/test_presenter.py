@@ -24,8 +24,8 @@ from PIL import Image
 from elude_steer import Steerer
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.demo import html_parts, presenter, session
-from elude_steer.demo.presenter import TUNABLE, Page
-from elude_steer.demo.session import Pace, Picture, Wanted
+from elude_steer.demo.presenter import TUNABLE, Presenter
+from elude_steer.demo.session import EditRequest, Picture, RateLimit
 from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import load_recipe
@@ -44,7 +44,7 @@ names = pytest.mark.parametrize("name", NAMES)
 
 @pytest.fixture(scope="module")
 def page(steerer):
-    return Page(steerer, session.examples_of("toyland"))
+    return Presenter(steerer, session.shipped_examples("toyland"))
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def nothing_is_being_done(page):
 
 def wanted(path=DOG, minus=("dog",), plus=(), mark=None, prompt="", **given):
     picture = path if path is None or isinstance(path, Picture) else Picture.of(path)
-    return Wanted(picture, mark, tuple(minus), tuple(plus), prompt, given)
+    return EditRequest(picture, mark, tuple(minus), tuple(plus), prompt, given)
 
 
 def mask_of(left, top, right, bottom, size=(96, 96)):
@@ -151,8 +151,8 @@ def test_a_picture_damaged_in_its_middle_is_refused_in_a_sentence(tmp_path):
 
 
 def test_the_atlas_own_settings_are_none_to_speak_of(page):
-    assert page.settings(page.fields()) == {}
-    assert page.settings(page.fields({})) == page.settings(page.fields({"kappa": None})) == {}
+    assert page.settings(page.field_values()) == {}
+    assert page.settings(page.field_values({})) == page.settings(page.field_values({"kappa": None})) == {}
 
 
 GIVEN = [
@@ -167,14 +167,14 @@ GIVEN = [
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_settings_come_back_as_they_were(page, given):
-    fields = page.fields(given)
+    fields = page.field_values(given)
     assert len(fields) == len(TUNABLE)
     assert page.settings(fields) == given
     gradios = [float(value) if isinstance(value, int) else value for value in fields]  # it knows one kind of number
     again = page.settings(gradios)
     assert again == given
     assert {type(again[name]) for name in ("kappa", "nu", "fill") if name in again} <= {int, str}
-    assert page.fields(vars(SteeringSpec(**given))) == fields  # as of a recipe's step
+    assert page.field_values(vars(SteeringSpec(**given))) == fields  # as of a recipe's step
     page.steerer.prepare_plan(["dog"], [], None, again)  # they are settings
 
 
@@ -185,7 +185,7 @@ def test_what_is_left_empty_is_the_atlas_own(page, nothing):
 
 @pytest.mark.parametrize("text", ["7", " 7 ", "07"])
 def test_patches_are_typed(page, text):
-    assert page.settings([*page.fields()[:2], text, *page.fields()[3:]]) == {"nu": 7}
+    assert page.settings([*page.field_values()[:2], text, *page.field_values()[3:]]) == {"nu": 7}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_patches_are_typed(page, text):
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(page, name, value, told):
-    values = page.fields()
+    values = page.field_values()
     values[TUNABLE.index(name)] = value
     with pytest.raises(SpecError, match=told) as caught:
         page.steer(wanted(**page.settings(values)))
@@ -346,7 +346,7 @@ def test_what_was_tried_can_be_chosen_and_says_the_same_then(page):
     for row, one in zip(found.rows, chosen, strict=True):
         assert one == {"kappa": row["kappa"], "nu": row["nu"], "gamma": -5.0}
     for at in (0, 5, 11):
-        given = page.settings(page.fields(chosen[at]))
+        given = page.settings(page.field_values(chosen[at]))
         assert page.steer(wanted(plus=["biker"], **given)).caption == found.rows[at]["caption"]
     assert Reader(told).text.count(found.rows[0]["caption"]) >= 1
 
@@ -361,7 +361,7 @@ def test_settings_are_found_for_one_word(page, minus, plus):
 
 @pytest.mark.parametrize(("own", "count"), [({"nu": "all"}, 9), ({"nu": 1, "kappa": 1}, 6)], ids=str)
 def test_points_are_sensible_whatever_the_atlas_own(steerer, own, count):
-    other = Page(steerer)
+    other = Presenter(steerer)
     other.own = replace(other.own, **own)
     points = [(row["kappa"], row["nu"]) for row in other.find(wanted()).rows]
     assert len(points) == len(set(points)) == count
@@ -573,7 +573,7 @@ words_of_any_kind = st.text(min_size=1).filter(str.strip)
 @given(name=words_of_any_kind, minus=st.lists(words_of_any_kind, max_size=2), prompt=words_of_any_kind)
 def test_a_recipe_and_a_call_can_be_read_whatever_was_typed(name, minus, prompt):
     """Line breaks and quotes of every alphabet neither end a comment nor a text."""
-    asked = Wanted(None, None, tuple(minus), ("cat",), prompt, {"nu": "all", "gamma": -2.0})
+    asked = EditRequest(None, None, tuple(minus), ("cat",), prompt, {"nu": "all", "gamma": -2.0})
     found = parse_document(Recipe, session.recipe_text(name, asked, "toyland"))
     assert (found.steps[0].minus, found.steps[0].plus, found.prompt) == (tuple(minus), ("cat",), prompt)
     assert step_settings(found.steps[0]) == asked.settings
@@ -587,7 +587,7 @@ def test_a_recipe_and_a_call_can_be_read_whatever_was_typed(name, minus, prompt)
 def test_what_was_typed_stays_in_its_comment(ending):
     typed = f"dog{ending}atlas: other"
     for name, word in ((typed, "dog"), ("dog.png", typed)):
-        asked = Wanted(None, None, (word,), (), "", {})
+        asked = EditRequest(None, None, (word,), (), "", {})
         found = parse_document(Recipe, session.recipe_text(name, asked, "toyland"))
         assert (found.atlas, found.steps[0].minus) == ("toyland", (word,))
 
@@ -598,7 +598,7 @@ def test_what_was_taken_home_can_be_brought_back(page, tmp_path):
     recipe = session.read_recipe(tmp_path / "mine.yaml")
     (step,) = recipe.steps
     assert (step.minus, step.plus, recipe.prompt) == (asked.minus, asked.plus, asked.prompt)
-    assert page.settings(page.fields(vars(step.settings))) == asked.settings
+    assert page.settings(page.field_values(vars(step.settings))) == asked.settings
 
 
 def test_the_mark_goes_home_as_it_was_when_it_was_answered(page):
@@ -658,10 +658,10 @@ def test_words_and_questions_have_a_longest_length(page):
 
 
 def test_what_an_edit_brought_leaves_with_the_picture(page):
-    given = ("What is it?", *page.fields({"nu": 40}))
+    given = ("What is it?", *page.field_values({"nu": 40}))
     board = replace(page.board(0), given=given)
-    assert page.released(board, given) == [PROMPT, *page.fields()]
-    mine = [PROMPT, *page.fields({"nu": 40})]  # as somebody typed it
+    assert page.released(board, given) == [PROMPT, *page.field_values()]
+    mine = [PROMPT, *page.field_values({"nu": 40})]  # as somebody typed it
     assert page.released(board, mine) == mine
     assert page.released(page.board(0), mine) == mine
 
@@ -670,15 +670,15 @@ def test_what_an_edit_brought_leaves_with_the_picture(page):
 
 
 def test_strangers_bring_no_huge_pictures_and_are_not_told_where_the_atlas_lies(steerer, tmp_path):
-    public, own = Page(steerer, public=True), Page(steerer)
+    public, own = Presenter(steerer, public=True), Presenter(steerer)
     Image.new("1", (5000, 4100)).save(tmp_path / "large.png")
     with pytest.raises(ImageError, match=r"'large\.png' cannot be .* 5000 x 4100 pixels are more than 20,"):
         public.brought(tmp_path / "large.png")
     assert own.brought(tmp_path / "large.png").picture.name == "large.png"
     shutil.copytree(steerer.atlas.folder, tmp_path / "here")
     moved = Steerer(steerer.vlm, Atlas.load(tmp_path / "here"), steerer.matcher)
-    assert str(tmp_path) in Page(moved).take_home(wanted())
-    assert str(tmp_path) not in Page(moved, public=True).take_home(wanted())
+    assert str(tmp_path) in Presenter(moved).take_home(wanted())
+    assert str(tmp_path) not in Presenter(moved, public=True).take_home(wanted())
 
 
 # Recipes and examples
@@ -732,13 +732,13 @@ def test_a_recipe_that_is_none_is_refused_in_a_sentence(tmp_path, content, told)
 
 
 def test_the_shipped_examples_are_there_with_their_pictures(page):
-    found = session.examples_of("toyland")
+    found = session.shipped_examples("toyland")
     assert [example.name for example in found] == ["cats", "dog", "frisbee", "teddy", "train"]
     for example in found:
         assert Picture.of(example.path).opened().size == (96, 96)
         assert example.recipe == load_recipe(f"toyland-{example.name}")
     assert (
-        session.examples_of("llava-onevision-0.5b") == session.examples_of("nowhere") == []
+        session.shipped_examples("llava-onevision-0.5b") == session.shipped_examples("nowhere") == []
     )  # their pictures are not ours
 
 
@@ -750,7 +750,7 @@ def test_examples_and_their_edits_are_buttons(page, steerer):
     for number, example in enumerate(page.examples):
         assert [row["step"] for row in rows(page.edits(number))] == list(range(len(example.recipe.steps)))
         assert {row["example"] for row in rows(page.edits(number))} == {number}
-    assert Page(steerer).examples_strip() == ""
+    assert Presenter(steerer).examples_strip() == ""
 
 
 def test_an_edit_in_signs():
@@ -774,7 +774,7 @@ class Clock:
 
 def pace(each, together):
     clock = Clock()
-    return Pace(each, together, clock), clock
+    return RateLimit(each, together, clock), clock
 
 
 def test_each_visitor_has_so_many_presses_a_minute():
@@ -971,7 +971,7 @@ def test_whatever_ends_the_work_it_is_forgotten(page, said):
 
 
 def test_warming_up_changes_nothing(steerer, said):
-    fresh = Page(steerer)
+    fresh = Presenter(steerer)
     fresh.warm_up()
     assert fresh._running == {}
     assert fresh.steer(wanted()).caption == said

@@ -12,7 +12,7 @@ import elude_steer as es
 from elude_steer import toyland
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
 from elude_steer.evaluation.edits.benchmark import toyland_world
-from elude_steer.evaluation.edits.tune import keep_settings, tune
+from elude_steer.evaluation.edits.tune import save_settings, tune
 from elude_steer.models.prefix_cache import look
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
@@ -421,7 +421,7 @@ def test_an_atlas_that_changed_is_loaded_again(steerer, scenes, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     before = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
     assert es.steer(scenes[0].image, minus=["dog"], atlas=str(folder)).plan == before
-    keep_settings(Steerer.load(folder), {"gamma": -1.0})
+    save_settings(Steerer.load(folder), {"gamma": -1.0})
     after = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
     assert [plan.concepts[0].settings.gamma for plan in (before, after)] == [-15.0, -1.0]
 

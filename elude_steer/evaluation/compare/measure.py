@@ -20,8 +20,8 @@ from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subt
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
-from elude_steer.evaluation.edits.benchmark import Kind, World, baselines, make_tasks, run_edits, summary
-from elude_steer.evaluation.edits.sweep import best, plan_or_nothing, sweep
+from elude_steer.evaluation.edits.benchmark import Kind, World, caption_baselines, make_tasks, run_edits, summarize
+from elude_steer.evaluation.edits.sweep import best_point, plan_or_empty, sweep
 from elude_steer.evaluation.measures.faithfulness import R2, accuracy, caption_agreement
 from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
@@ -210,7 +210,7 @@ class Contest:
     @cached_property
     def said(self) -> list[str]:
         """The baselines of the scenes that are reported."""
-        return baselines(Steerer(self.vlm, cast(Any, None), self.matcher), self.reported)
+        return caption_baselines(Steerer(self.vlm, cast(Any, None), self.matcher), self.reported)
 
     def agreement(self, dictionary: Dictionary) -> float:
         """The share of captions that stay the same where the layer gives what the dictionary makes of it."""
@@ -230,10 +230,10 @@ class Contest:
         @cache
         def reached(number: int) -> dict[str, Any]:
             settings = points[number].settings
-            outcomes = run_edits(steerer, self.reported, tasks, lambda task: plan_or_nothing(steerer, task, settings))
-            return {"settings": dict(settings), **summary(kind, outcomes).to_dict()}
+            outcomes = run_edits(steerer, self.reported, tasks, lambda task: plan_or_empty(steerer, task, settings))
+            return {"settings": dict(settings), **summarize(kind, outcomes).to_dict()}
 
-        first, cleanest = (points.index(best(points, by, least_kept=0.0)) for by in ("harmonic", "clean"))
+        first, cleanest = (points.index(best_point(points, by, min_kept=0.0)) for by in ("harmonic", "clean"))
         return {"tried": len(points), **reached(first), "cleanest": reached(cleanest)}
 
 

@@ -152,37 +152,37 @@ class Score:
         return asdict(self)
 
 
-def toyland_world(seed: int, n: int, *, least: int = 2, visible: float = 0.6) -> World:
+def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: float = 0.6) -> World:
     """Toyland's scenes with at least so many objects, each well enough to be seen.
 
     Args:
         seed: of the scenes.
-        n: how many.
-        least: objects in each, 0 to 3.
-        visible: share of each object that must be seen.
+        count: how many.
+        min_objects: objects in each, 0 to 3.
+        min_visible: share of each object that must be seen.
     """
-    if n < 1:
-        raise SpecError(f"n is {n}; take at least 1 scene.")
-    if not 0 <= least <= _MOST:
-        raise SpecError(f"least is {least}; a scene of toyland has 0 to {_MOST} objects.")
-    if not 0 <= visible <= 1:
-        raise SpecError(f"visible is {visible:g}; it is a share, 0 to 1.")
+    if count < 1:
+        raise SpecError(f"count is {count}; take at least 1 scene.")
+    if not 0 <= min_objects <= _MOST:
+        raise SpecError(f"min_objects is {min_objects}; a scene of toyland has 0 to {_MOST} objects.")
+    if not 0 <= min_visible <= 1:
+        raise SpecError(f"min_visible is {min_visible:g}; it is a share, 0 to 1.")
     from elude_steer.toyland import OBJECTS, PLACES, parse, scenes
 
     cases: list[Case] = []
     start = 0
-    while len(cases) < n:
-        for scene in scenes(seed, n, start=start):
-            if len(scene.things) >= least and all(thing.visible >= visible for thing in scene.things):
+    while len(cases) < count:
+        for scene in scenes(seed, count, start=start):
+            if len(scene.things) >= min_objects and all(thing.visible >= min_visible for thing in scene.things):
                 cases.append(Case(scene.image, frozenset(scene.objects)))
-        start += n
+        start += count
 
     def read(caption: str) -> Reading:
         said = parse(caption)
         places = frozenset([said.place]) if said.place in PLACES else frozenset[str]()
         return Reading(frozenset(said.objects), places, said.well_formed)
 
-    return World(f"toyland:{seed}:{least}:{visible:g}", cases[:n], tuple(OBJECTS), read)
+    return World(f"toyland:{seed}:{min_objects}:{min_visible:g}", cases[:count], tuple(OBJECTS), read)
 
 
 def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0) -> list[Task]:
@@ -202,7 +202,7 @@ def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0
     return tasks
 
 
-def judge(world: World, task: Task, caption: str) -> Outcome:
+def score_caption(world: World, task: Task, caption: str) -> Outcome:
     """What an edit did, from the captions before and after."""
     before, after, case = world.read(task.baseline), world.read(caption), world.cases[task.case]
     rest = [*(before.objects - {task.minus}), *before.places]
@@ -219,7 +219,7 @@ def judge(world: World, task: Task, caption: str) -> Outcome:
     )
 
 
-def summary(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int = 1000) -> Score:
+def summarize(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int = 1000) -> Score:
     """The shares over all outcomes, with bootstrap intervals."""
     if not outcomes:
         raise SpecError("there are no edits to sum up: no baseline names an object that is in its picture.")
@@ -255,10 +255,10 @@ def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(a + b > 0, 2 * a * b / np.maximum(a + b, 1e-12), 0.0)
 
 
-def baselines(steerer: Steerer, world: World, prompt: str = PROMPT, size: int = 32) -> list[str]:
+def caption_baselines(steerer: Steerer, world: World, prompt: str = PROMPT, batch_size: int = 32) -> list[str]:
     """What the model says of every picture by itself."""
     said: list[str] = []
-    for _, batch in turns(steerer.vlm, world.cases, lambda case: case.image, size):
+    for _, batch in turns(steerer.vlm, world.cases, lambda case: case.image, batch_size):
         said += [own[0] for own in steerer.captions(batch, [[None]] * len(batch), prompt)]
     return said
 
@@ -267,10 +267,10 @@ def run_edits(
     steerer: Steerer,
     world: World,
     tasks: Sequence[Task],
-    plan_of: Callable[[Task], Plan],
+    make_plan: Callable[[Task], Plan],
     *,
     prompt: str = PROMPT,
-    size: int = 32,
+    batch_size: int = 32,
     likelihood: bool | None = None,
     step: Callable[[int], object] | None = None,
 ) -> list[Outcome]:
@@ -280,17 +280,17 @@ def run_edits(
         steerer: what is measured.
         world: pictures with their truth.
         tasks: what is asked for.
-        plan_of: says how each is done.
+        make_plan: says how each is done.
         prompt: the question.
-        size: pictures that are looked at together.
+        batch_size: pictures that are looked at together.
         likelihood: whether the model that is not steered says how likely each caption is; by default where the world
             has no grammar.
         step: told how many edits were done.
     """
     weigh = world.read("").well_formed is None if likelihood is None else likelihood
     outcomes: list[Outcome] = []
-    for part, images in turns(steerer.vlm, tasks, lambda task: world.cases[task.case].image, size):
-        plans = [[plan_of(task)] for task in part]
+    for part, images in turns(steerer.vlm, tasks, lambda task: world.cases[task.case].image, batch_size):
+        plans = [[make_plan(task)] for task in part]
         if weigh:
             looked = look(steerer.vlm, images, prompt)
             said = [own[0] for own in steerer.captions(images, plans, prompt, looked=looked)]
@@ -301,7 +301,7 @@ def run_edits(
             said = [own[0] for own in steerer.captions(images, plans, prompt)]
             changes = [None] * len(part)
         for task, caption, change in zip(part, said, changes, strict=True):
-            outcomes.append(replace(judge(world, task, caption), likelihood=change))
+            outcomes.append(replace(score_caption(world, task, caption), likelihood=change))
         if step:
             step(len(part))
     return outcomes

@@ -136,7 +136,7 @@ class _Picture(NamedTuple):
 
 
 def coco_world(
-    annotations: str | Path, images: str | Path, *, limit: int | None = None, least: int = 2, seed: int = 0
+    annotations: str | Path, images: str | Path, *, limit: int | None = None, min_classes: int = 2, seed: int = 0
 ) -> World:
     """COCO's pictures with what its annotations say is in them; a picture is only opened when it is looked at.
 
@@ -146,7 +146,7 @@ def coco_world(
         annotations: an instances file, such as `instances_val2017.json`.
         images: the folder of its pictures, such as `val2017`.
         limit: how many pictures at most; a smaller limit takes the first of a larger one's.
-        least: how many different classes each must show on at least 1 % of its area.
+        min_classes: how many different classes each must show on at least 1 % of its area.
         seed: of the order in which they are taken.
 
     Example:
@@ -157,9 +157,11 @@ def coco_world(
         raise SpecError(f"limit is {limit}; take at least 1 picture, or None for all.")
     if not folder.is_dir():
         raise ImageError(f"no folder '{folder}' with the pictures of '{source.name}'; check the path.")
-    fit = [picture for picture in _pictures(source) if picture.large >= least]
+    fit = [picture for picture in _pictures(source) if picture.large >= min_classes]
     if not fit:
-        raise SpecError(f"no picture of '{source}' shows {least} classes on 1 % of its area each; lower least.")
+        raise SpecError(
+            f"no picture of '{source}' shows {min_classes} classes on 1 % of its area each; lower min_classes."
+        )
     chosen: list[_Picture] = []
     absent = 0
     for number in np.random.default_rng(seed).permutation(len(fit)):

@@ -23,10 +23,10 @@ from elude_steer.evaluation.edits.benchmark import (
     Score,
     Task,
     World,
-    baselines,
-    judge,
+    caption_baselines,
     make_tasks,
-    summary,
+    score_caption,
+    summarize,
 )
 from elude_steer.models.prefix_cache import turns
 from elude_steer.models.vlm import PROMPT
@@ -96,7 +96,7 @@ def sweep(
         step: told of every picture that is done.
     """
     points = grid_points(grid)
-    said = baselines(steerer, world, prompt)
+    said = caption_baselines(steerer, world, prompt)
     tasks = make_tasks(world, said, kind, seed)  # with the baselines, so that another model is another sweep
     model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
     causes = (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
@@ -106,7 +106,7 @@ def sweep(
     for start in range(0, len(tasks), _PICTURES):
         part, path = tasks[start : start + _PICTURES], folder / f"part-{start:06d}.json"
         if not path.exists():
-            plans = [[plan_or_nothing(steerer, task, point) for point in points] for task in part]
+            plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
             got: list[list[str]] = []
             for some, images in turns(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
                 got += steerer.captions(images, plans[len(got) : len(got) + len(some)], prompt)
@@ -117,13 +117,13 @@ def sweep(
             step(len(part))
     found = []
     for number, point in enumerate(points):
-        outcomes = [judge(world, task, own[number]) for task, own in zip(tasks, captions, strict=True)]
-        found.append(Point(point, summary(kind, outcomes, seed)))
+        outcomes = [score_caption(world, task, own[number]) for task, own in zip(tasks, captions, strict=True)]
+        found.append(Point(point, summarize(kind, outcomes, seed)))
     return found
 
 
 @dataclass(frozen=True)
-class Tried:
+class SettingsTrial:
     """Some settings, and what they make of one picture."""
 
     settings: Mapping[str, Any]
@@ -139,7 +139,7 @@ def try_settings(
     *,
     by: By = "harmonic",
     prompt: str = PROMPT,
-) -> tuple[str, list[Tried]]:
+) -> tuple[str, list[SettingsTrial]]:
     """The baseline of one picture and its caption at every point of a grid, the best first.
 
     Nobody knows the truth about a user's picture, so what the baseline says counts as true: a caption is good if the
@@ -154,17 +154,19 @@ def try_settings(
         by: what counts first; then success, what is kept, and how little is invented.
         prompt: the question.
     """
-    check_by(by)
+    check_criterion(by)
     points = grid_points(grid)
     old, new = normalize_word(minus).lower(), normalize_word(plus).lower() if plus is not None else None
     asked = Task(0, "", old, new)
-    plans = [plan_or_nothing(steerer, asked, point) for point in points]
+    plans = [plan_or_empty(steerer, asked, point) for point in points]
     if not any(plan.concepts for plan in plans):
         _strict_plan(steerer, asked, points[0])  # none can be made: the first says why
     ((baseline, *said),) = steerer.captions([image], [[None, *plans]], prompt)
     task = replace(asked, baseline=baseline)
-    world = words_world(image, baseline, [old, *([new] if new else [])])
-    tried = [Tried(point, judge(world, task, caption)) for point, caption in zip(points, said, strict=True)]
+    world = single_image_world(image, baseline, [old, *([new] if new else [])])
+    tried = [
+        SettingsTrial(point, score_caption(world, task, caption)) for point, caption in zip(points, said, strict=True)
+    ]
     return baseline, sorted(tried, key=lambda t: _rank(t.outcome, by))
 
 
@@ -174,7 +176,7 @@ def _rank(outcome: Outcome, by: By) -> tuple[float, ...]:
     return (-first, -outcome.success, -outcome.kept, len(outcome.invented))
 
 
-def words_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
+def single_image_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
     """A world of one picture that is read by its words; phrases of several words count as one."""
 
     def read(caption: str) -> Reading:
@@ -189,23 +191,23 @@ def words_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
     return World("one picture", [Case(image, said)], tuple(sorted(said)), read)
 
 
-def best(points: Sequence[Point], by: By = "harmonic", *, least_kept: float = 0.9) -> Point:
+def best_point(points: Sequence[Point], by: By = "harmonic", *, min_kept: float = 0.9) -> Point:
     """The point with the most of `by` among those that keep enough; without any, the one that keeps most."""
-    check_by(by)
-    enough = [point for point in points if point.score.kept >= least_kept]
+    check_criterion(by)
+    enough = [point for point in points if point.score.kept >= min_kept]
     return (
         max(enough, key=lambda point: getattr(point.score, by)) if enough else max(points, key=lambda p: p.score.kept)
     )
 
 
-def check_by(by: str) -> None:
+def check_criterion(by: str) -> None:
     """Raises where settings cannot be ranked by this."""
     known = get_args(By)
     if by not in known:
         raise SpecError(f"by is {by!r}; settings are ranked by {', '.join(known[:-1])} or {known[-1]}.")
 
 
-def plan_or_nothing(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
+def plan_or_empty(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
     """How an edit is done; not at all where settings leave the plus word no place."""
     try:
         return _strict_plan(steerer, task, settings)

@@ -14,7 +14,15 @@ from elude_steer.atlas.manifest import list_atlases
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.edits.benchmark import Kind, World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
-from elude_steer.evaluation.edits.sweep import By, Point, best, check_by, sweep, try_settings, words_world
+from elude_steer.evaluation.edits.sweep import (
+    By,
+    Point,
+    best_point,
+    check_criterion,
+    single_image_world,
+    sweep,
+    try_settings,
+)
 from elude_steer.models.images import open_image
 from elude_steer.models.vlm import PROMPT
 from elude_steer.specs import Recipe, SteeringSpec, StepSpec
@@ -31,7 +39,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Found:
+class TuningResult:
     """What a sweep found, best first, and what is worth knowing about it.
 
     Attributes:
@@ -63,27 +71,27 @@ class Found:
 
 def tune(
     steerer: Steerer,
-    on: Any,
+    target: Any,
     *,
     minus: str | None = None,
     plus: str | None = None,
     kind: Kind = "remove",
     grid: Mapping[str, Sequence[Any]] | None = None,
     by: By = "harmonic",
-    least_kept: float = 0.9,
+    min_kept: float = 0.9,
     prompt: str = PROMPT,
-) -> Found:
+) -> TuningResult:
     """Tries a grid of settings on one picture and its words, or on a world of pictures with known objects.
 
     Args:
         steerer: what is tuned.
-        on: a picture (a path, the bytes of a file, or a PIL picture), or a `World`.
+        target: a picture (a path, the bytes of a file, or a PIL picture), or a `World`.
         minus: for a picture, the word that should go.
         plus: for a picture, the word that should come in its place.
         kind: for a world, which edits: `remove` or `replace`. For a picture plus decides.
         grid: setting -> values to try; by default a dozen points that suit the edit (`GRIDS`).
         by: what the best has most of: `harmonic`, `clean`, `success` or `kept`.
-        least_kept: for a world, the share of all else that the best has to keep.
+        min_kept: for a world, the share of all else that the best has to keep.
         prompt: the question.
 
     Example:
@@ -92,21 +100,21 @@ def tune(
     """
     if kind not in GRIDS:
         raise SpecError(f"kind is {kind!r}; an edit is 'remove' or 'replace'.")
-    if isinstance(on, World):
+    if isinstance(target, World):
         if minus is not None or plus is not None:
             raise SpecError("minus and plus are for one picture; a world has words of its own: tune(world, kind=…).")
-        return _on_world(steerer, on, kind, grid, by=by, least_kept=least_kept, prompt=prompt)[0]
+        return _on_world(steerer, target, kind, grid, by=by, min_kept=min_kept, prompt=prompt)[0]
     if minus is None:
         raise SpecError("say what should go: tune(image, minus='dog').")
     if kind == "replace" and plus is None:
         raise SpecError("kind is 'replace', and nothing says by what: tune(image, minus='dog', plus='biker').")
     old, new = _one("minus", minus), None if plus is None else _one("plus", plus)
-    return tune_picture(steerer, open_image(on), old, new, grid, by=by, prompt=prompt)
+    return tune_on_image(steerer, open_image(target), old, new, grid, by=by, prompt=prompt)
 
 
-def tune_picture(
+def tune_on_image(
     steerer: Steerer,
-    picture: Any,
+    image: Any,
     minus: str,
     plus: str | None,
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -114,13 +122,13 @@ def tune_picture(
     by: By = "harmonic",
     prompt: str = PROMPT,
     write: Path | None = None,
-    image: str | None = None,
-) -> Found:
+    path: str | None = None,
+) -> TuningResult:
     """Every point of a grid on one picture; the best can be written as a recipe."""
     if write is not None and write.exists():
         raise StorageError(f"'{write}' is already there; give another name.")
     grid = GRIDS["remove" if plus is None else "replace"] if grid is None else grid
-    baseline, tried = try_settings(steerer, picture, minus, plus, grid, by=by, prompt=prompt)
+    baseline, tried = try_settings(steerer, image, minus, plus, grid, by=by, prompt=prompt)
     rows = [
         {
             **one.settings,
@@ -132,7 +140,7 @@ def tune_picture(
     ]
     notes = [f"baseline: {baseline}"]
     old = tried[0].outcome.task.minus
-    if old not in words_world(picture, baseline, [old]).cases[0].objects:
+    if old not in single_image_world(image, baseline, [old]).cases[0].objects:
         notes.append(
             f"the baseline does not say '{old}', so that it is gone means nothing; use a word of the baseline."
         )
@@ -140,14 +148,14 @@ def tune_picture(
         notes.append("no point of the grid did what was asked for; try larger kappa or beta, or another mode.")
     if write is not None:
         step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**tried[0].settings))
-        where = None if image in (None, "-") else str(Path(str(image)).resolve())
-        text = dump_document(Recipe(write.stem, known_as(steerer), (step,), where))
+        where = None if path in (None, "-") else str(Path(str(path)).resolve())
+        text = dump_document(Recipe(write.stem, atlas_reference(steerer), (step,), where))
         write_file(write, lambda file: file.write(text.encode()))
         notes.append(f"the best as a recipe: {write}")
-    return Found(tried[0].settings, rows, (*grid, "success", "kept", "caption"), tuple(notes))
+    return TuningResult(tried[0].settings, rows, (*grid, "success", "kept", "caption"), tuple(notes))
 
 
-def tune_world(
+def tune_on_world(
     steerer: Steerer,
     kind: Kind,
     scenes: str,
@@ -157,10 +165,10 @@ def tune_world(
     *,
     by: By = "harmonic",
     plot: Path | None = None,
-    keep: bool = False,
-) -> Found:
+    save_to_atlas: bool = False,
+) -> TuningResult:
     """Every point of a grid on many pictures with known objects; the best can become the atlas's own settings."""
-    if keep:
+    if save_to_atlas:
         _own_folder(steerer)
     world = coco_world(*coco, limit=count) if coco else _scenes(scenes, count)
     found, points = _on_world(steerer, world, kind, grid, by=by)
@@ -171,8 +179,8 @@ def tune_world(
         scatter(drawn, x="kept", y="success", marked=[0]).save(data, "PNG")
         write_file(plot, lambda file: file.write(data.getvalue()))
         notes.append(f"success against kept: {plot}")
-    if keep:
-        notes.append(f"now the settings of atlas '{steerer.atlas.name}': {keep_settings(steerer, found.best)}")
+    if save_to_atlas:
+        notes.append(f"now the settings of atlas '{steerer.atlas.name}': {save_settings(steerer, found.best)}")
     return replace(found, notes=tuple(notes))
 
 
@@ -183,27 +191,27 @@ def _on_world(
     grid: Mapping[str, Sequence[Any]] | None,
     *,
     by: By,
-    least_kept: float = 0.9,
+    min_kept: float = 0.9,
     prompt: str = PROMPT,
-) -> tuple[Found, list[Point]]:
+) -> tuple[TuningResult, list[Point]]:
     """What was found, and the points themselves in the same order."""
-    check_by(by)
+    check_criterion(by)
     grid = GRIDS[kind] if grid is None else grid
     with tqdm(total=len(world.cases), desc="sweeping", unit=" pictures", disable=None) as bar:
         points = sweep(steerer, world, kind, grid, prompt=prompt, step=bar.update)
-    chosen = best(points, by, least_kept=least_kept)
+    chosen = best_point(points, by, min_kept=min_kept)
     order = sorted(points, key=lambda point: (point is not chosen, -getattr(point.score, by)))
     columns: tuple[str, ...] = ("success", "kept", "harmonic", "clean", "invented")
     if chosen.score.well_formed is not None:  # there is a grammar
         columns = (*columns, "well_formed")
     rows = [{**point.settings, **{name: getattr(point.score, name) for name in columns}} for point in order]
     notes = []
-    if chosen.score.kept < least_kept:
-        notes.append(f"no point of the grid keeps {least_kept:.0%} of all else; the first is the one that keeps most.")
-    return Found(chosen.settings, rows, (*grid, *columns), tuple(notes)), order
+    if chosen.score.kept < min_kept:
+        notes.append(f"no point of the grid keeps {min_kept:.0%} of all else; the first is the one that keeps most.")
+    return TuningResult(chosen.settings, rows, (*grid, *columns), tuple(notes)), order
 
 
-def keep_settings(steerer: Steerer, settings: Mapping[str, Any]) -> Path:
+def save_settings(steerer: Steerer, settings: Mapping[str, Any]) -> Path:
     """Writes the atlas again with these settings as its own; one that comes with the package is left as it is."""
     folder = _own_folder(steerer)
     about = dict(steerer.atlas.about)
@@ -229,7 +237,7 @@ def _own_folder(steerer: Steerer) -> Path:
     return folder
 
 
-def known_as(steerer: Steerer) -> str:
+def atlas_reference(steerer: Steerer) -> str:
     """What finds this very atlas again: its name, or its folder where the name means another one."""
     folder = steerer.atlas.folder
     known = dict(list_atlases()).get(steerer.atlas.name)

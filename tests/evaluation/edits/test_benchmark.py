@@ -15,11 +15,11 @@ from elude_steer.evaluation.edits.benchmark import (
     Reading,
     Task,
     World,
-    baselines,
-    judge,
+    caption_baselines,
     make_tasks,
     run_edits,
-    summary,
+    score_caption,
+    summarize,
     toyland_world,
 )
 from elude_steer.evaluation.edits.fluency import likelihoods
@@ -61,7 +61,7 @@ def outcome(success=True, kept=1.0, invented=(), well_formed=True, likelihood=No
 )
 def test_a_removal_is_judged_by_what_the_captions_say(after, gone, kept, invented, clean):
     world = world_of("dog cat ball tree")
-    got = judge(world, Task(0, "a dog a cat and a ball in the park.", "dog"), after)
+    got = score_caption(world, Task(0, "a dog a cat and a ball in the park.", "dog"), after)
     assert (got.gone, got.named, got.invented) == (gone, True, invented)
     assert got.kept == pytest.approx(kept)
     assert got.success is gone
@@ -79,14 +79,14 @@ def test_a_removal_is_judged_by_what_the_captions_say(after, gone, kept, invente
     ],
 )
 def test_a_replacement_wants_the_new_one_too(after, gone, named, invented, clean):
-    got = judge(world_of("dog cat"), Task(0, "a dog and a cat.", "dog", "cow"), after)
+    got = score_caption(world_of("dog cat"), Task(0, "a dog and a cat.", "dog", "cow"), after)
     assert (got.gone, got.named, got.invented, got.clean) == (gone, named, invented, clean)
     assert got.success is (gone and named)
     assert got.kept == 1
 
 
 def test_where_nothing_else_was_named_everything_is_kept():
-    assert judge(world_of("dog"), Task(0, "a dog.", "dog"), "").kept == 1
+    assert score_caption(world_of("dog"), Task(0, "a dog.", "dog"), "").kept == 1
 
 
 @settings(deadline=None)
@@ -98,13 +98,13 @@ def test_identities_of_any_outcome(data):
     world = world_of(" ".join(there))
     task = Task(0, data.draw(words) + " dog", "dog", plus)
     after = data.draw(words)
-    got = judge(world, task, after)
+    got = score_caption(world, task, after)
     assert 0 <= got.kept <= 1
     assert got.success <= got.gone
     assert not got.clean or (got.success and got.kept == 1 and got.invented == ())
     assert not set(got.invented) & (set(there) | {plus})
     if plus is None:  # nothing changed: nothing lost, nothing gone
-        same = judge(world, task, task.baseline)
+        same = score_caption(world, task, task.baseline)
         assert (same.gone, same.kept) == (False, 1)
 
 
@@ -159,7 +159,7 @@ def test_shares_are_means():
         outcome(kept=0.5),
         outcome(success=False, kept=0.0, well_formed=False),
     ]
-    score = summary("remove", outcomes)
+    score = summarize("remove", outcomes)
     assert (score.kind, score.edits) == ("remove", 4)
     assert (score.success, score.gone, score.kept) == (0.75, 0.75, 0.625)
     assert (score.invented, score.clean, score.well_formed) == (0.25, 0.25, 0.75)
@@ -168,7 +168,7 @@ def test_shares_are_means():
 
 
 def test_without_a_grammar_no_share_is_well_formed():
-    score = summary("remove", [outcome(well_formed=None, likelihood=x) for x in (-1.0, -0.5, 0.0)])
+    score = summarize("remove", [outcome(well_formed=None, likelihood=x) for x in (-1.0, -0.5, 0.0)])
     assert (score.well_formed, score.likelihood) == (None, -0.5)
     assert "well_formed" not in score.intervals
     low, high = score.intervals["likelihood"]
@@ -177,14 +177,14 @@ def test_without_a_grammar_no_share_is_well_formed():
 
 
 def test_a_likelihood_is_the_mean_of_those_that_are_known():
-    score = summary("remove", [outcome(likelihood=-2.0), outcome(), outcome(likelihood=-2.0)])
+    score = summarize("remove", [outcome(likelihood=-2.0), outcome(), outcome(likelihood=-2.0)])
     assert (score.edits, score.well_formed, score.likelihood) == (3, 1, -2)
     assert score.intervals["likelihood"] == (-2, -2)
-    assert summary("remove", [outcome()]).likelihood is None
+    assert summarize("remove", [outcome()]).likelihood is None
 
 
 def test_where_all_agree_the_interval_is_a_point():
-    score = summary("remove", [outcome()] * 9)
+    score = summarize("remove", [outcome()] * 9)
     assert score.harmonic == score.clean == 1
     assert set(score.intervals) == {"success", "gone", "kept", "invented", "clean", "well_formed", "harmonic"}
     for name, interval in score.intervals.items():
@@ -192,31 +192,31 @@ def test_where_all_agree_the_interval_is_a_point():
 
 
 def test_without_success_the_harmonic_mean_is_nothing():
-    score = summary("remove", [outcome(success=False)] * 5)
+    score = summarize("remove", [outcome(success=False)] * 5)
     assert (score.success, score.kept, score.harmonic) == (0, 1, 0)
     assert score.intervals["harmonic"] == (0, 0)
-    assert summary("remove", [outcome(success=False, kept=0.0)] * 5).harmonic == 0
+    assert summarize("remove", [outcome(success=False, kept=0.0)] * 5).harmonic == 0
 
 
 def test_intervals_have_the_width_of_a_share():
-    score = summary("remove", [outcome(success=i % 4 != 0) for i in range(400)])
+    score = summarize("remove", [outcome(success=i % 4 != 0) for i in range(400)])
     low, high = score.intervals["success"]
     assert low < score.success == 0.75 < high
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 400), rel=0.15)
-    few = summary("remove", [outcome(success=i % 4 != 0) for i in range(40)]).intervals["success"]
+    few = summarize("remove", [outcome(success=i % 4 != 0) for i in range(40)]).intervals["success"]
     assert few[1] - few[0] > high - low
 
 
 def test_intervals_come_from_the_seed():
     outcomes = [outcome(kept=i / 20) for i in range(20)]
-    assert summary("remove", outcomes, seed=3) == summary("remove", outcomes, seed=3)
-    assert summary("remove", outcomes, seed=3).intervals != summary("remove", outcomes, seed=4).intervals
+    assert summarize("remove", outcomes, seed=3) == summarize("remove", outcomes, seed=3)
+    assert summarize("remove", outcomes, seed=3).intervals != summarize("remove", outcomes, seed=4).intervals
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 0.5, 1]), st.booleans()), min_size=1, max_size=12))
 def test_identities_of_any_score(rows):
-    score = summary("remove", [outcome(s, k, ["cow"] if i else []) for s, k, i in rows], rounds=50)
+    score = summarize("remove", [outcome(s, k, ["cow"] if i else []) for s, k, i in rows], rounds=50)
     assert score.clean <= score.success <= score.gone
     assert min(score.success, score.kept) - 1e-9 <= score.harmonic <= max(score.success, score.kept) + 1e-9
     for low, high in score.intervals.values():
@@ -224,9 +224,9 @@ def test_identities_of_any_score(rows):
 
 
 def test_a_single_edit_and_none():
-    assert summary("replace", [outcome()]).intervals["success"] == (1, 1)
+    assert summarize("replace", [outcome()]).intervals["success"] == (1, 1)
     with pytest.raises(SpecError, match="there are no edits to sum up: no baseline names an object that is in its"):
-        summary("remove", [])
+        summarize("remove", [])
 
 
 # Running them, on a model that does as it is told
@@ -254,20 +254,20 @@ class Obedient:
 def test_edits_run_in_batches_and_in_order():
     world = world_of("dog cat", "ball", "cat tree", "bird cow", "cow")
     steerer, steps = Obedient(world), []
-    said = baselines(steerer, world, "What?", size=2)
+    said = caption_baselines(steerer, world, "What?", batch_size=2)
     assert said == ["cat dog.", "ball.", "cat tree.", "bird cow.", "cow."]
     assert steerer.asked == [(2, "What?"), (2, "What?"), (1, "What?")]
     large = Obedient(world, tiles=50)
-    assert baselines(large, world, "What?") == said
+    assert caption_baselines(large, world, "What?") == said
     assert [count for count, _ in large.asked] == [2, 2, 1]  # of 128 tiles at once
     tasks = make_tasks(world, said, "remove")
-    outcomes = run_edits(steerer, world, tasks, lambda task: Plan(atlas=task.minus), size=3, step=steps.append)
+    outcomes = run_edits(steerer, world, tasks, lambda task: Plan(atlas=task.minus), batch_size=3, step=steps.append)
     assert steps == [3, 2]
     assert [one.task for one in outcomes] == tasks
     assert all(one.clean for one in outcomes)
     idle = run_edits(steerer, world, tasks, lambda task: Plan())
     assert not any(one.success for one in idle)
-    assert summary("remove", idle).kept == 1
+    assert summarize("remove", idle).kept == 1
 
 
 def test_a_case_holds_a_picture_or_reads_it(tmp_path):
@@ -290,7 +290,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def said(steerer, world):
-    return baselines(steerer, world)
+    return caption_baselines(steerer, world)
 
 
 def without_grammar(world):
@@ -365,7 +365,7 @@ def test_edits_are_weighed_where_there_is_no_grammar(steerer, world, said):
     tasks, bare = make_tasks(world, said, "remove"), without_grammar(world)
 
     def run(world, **options):
-        return run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]), size=4, **options)
+        return run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]), batch_size=4, **options)
 
     plain, weighed = run(world), run(bare)
     assert [one.caption for one in plain] == [one.caption for one in weighed]
@@ -391,24 +391,24 @@ def test_a_caption_that_stays_is_as_likely_as_it_was(steerer, world, said):
 # Toyland
 
 
-@pytest.mark.parametrize("least", [-1, 4])
-def test_scenes_that_there_are_none_of_are_refused(least):
-    with pytest.raises(SpecError, match=rf"least is {least}; a scene of toyland has 0 to 3 objects\."):
-        toyland_world(5, 1, least=least)
+@pytest.mark.parametrize("count", [-1, 4])
+def test_scenes_that_there_are_none_of_are_refused(count):
+    with pytest.raises(SpecError, match=rf"min_objects is {count}; a scene of toyland has 0 to 3 objects\."):
+        toyland_world(5, 1, min_objects=count)
 
 
 def test_counts_and_shares_that_cannot_be_meant_are_refused():
-    for n in (0, -3):
-        with pytest.raises(SpecError, match=rf"n is {n}; take at least 1 scene\."):
-            toyland_world(5, n)
+    for count in (0, -3):
+        with pytest.raises(SpecError, match=rf"count is {count}; take at least 1 scene\."):
+            toyland_world(5, count)
     for visible in (-0.1, 1.5, float("nan")):
-        with pytest.raises(SpecError, match=rf"visible is {visible:g}; it is a share, 0 to 1\."):
-            toyland_world(5, 1, visible=visible)
+        with pytest.raises(SpecError, match=rf"min_visible is {visible:g}; it is a share, 0 to 1\."):
+            toyland_world(5, 1, min_visible=visible)
 
 
 def test_the_bounds_themselves_are_scenes():
-    assert all(len(case.objects) == 3 for case in toyland_world(5, 3, least=3, visible=1).cases)
-    assert len(toyland_world(5, 3, least=0, visible=0).cases) == 3
+    assert all(len(case.objects) == 3 for case in toyland_world(5, 3, min_objects=3, min_visible=1).cases)
+    assert len(toyland_world(5, 3, min_objects=0, min_visible=0).cases) == 3
 
 
 def test_toyland_gives_scenes_with_their_truth():
@@ -433,7 +433,10 @@ def test_toylands_captions_are_read_by_its_grammar():
 
 
 def test_worlds_of_other_scenes_have_other_names():
-    names = [toyland_world(5, 1, least=least, visible=v).name for least, v in [(2, 0.6), (1, 0.6), (2, 0.5)]]
+    names = [
+        toyland_world(5, 1, min_objects=count, min_visible=share).name
+        for count, share in [(2, 0.6), (1, 0.6), (2, 0.5)]
+    ]
     assert len({*names, toyland_world(6, 1).name}) == 4
 
 

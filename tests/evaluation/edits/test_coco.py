@@ -5,7 +5,7 @@ from PIL import Image
 
 from elude_steer.errors import EludeSteerError, EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits import coco
-from elude_steer.evaluation.edits.benchmark import baselines, make_tasks, run_edits, summary
+from elude_steer.evaluation.edits.benchmark import caption_baselines, make_tasks, run_edits, summarize
 from elude_steer.evaluation.edits.coco import coco_world, read_caption
 from elude_steer.models.images import open_image
 from elude_steer.steering.steerer import Steerer
@@ -137,7 +137,7 @@ def test_pictures_with_enough_large_classes_are_kept(small):
     }
     assert world.words == tuple(NAMES)
     assert world.read("two dogs").objects == {"dog"}
-    assert len(coco_world(*small, least=1).cases) == 5
+    assert len(coco_world(*small, min_classes=1).cases) == 5
 
 
 def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
@@ -146,12 +146,12 @@ def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
     path, folder = write(tmp_path, rows)
     for number, scene in enumerate(drawn):
         scene.image.save(folder / f"{number:03}.png")
-    world, steerer = coco_world(path, folder, least=1), Steerer.load("toyland")
-    tasks = make_tasks(world, baselines(steerer, world), "remove")
+    world, steerer = coco_world(path, folder, min_classes=1), Steerer.load("toyland")
+    tasks = make_tasks(world, caption_baselines(steerer, world), "remove")
     assert tasks
     outcomes = run_edits(steerer, world, tasks, lambda task: steerer.plan(minus=[task.minus]))
     assert all(one.well_formed is None and isinstance(one.likelihood, float) for one in outcomes)
-    score = summary("remove", outcomes)
+    score = summarize("remove", outcomes)
     assert score.well_formed is None
     assert score.intervals["likelihood"][0] <= score.likelihood <= score.intervals["likelihood"][1]
 
@@ -173,11 +173,11 @@ def test_the_seed_decides_the_order_and_the_limit_cuts_it(small):
     def files(**settings):
         return [case.source.name for case in coco_world(*small, **settings).cases]
 
-    whole = files(least=1, seed=3)
-    assert files(least=1, seed=3) == whole
-    assert files(least=1, seed=3, limit=2) == whole[:2]
-    assert files(least=1, seed=3, limit=99) == whole
-    assert len({tuple(files(least=1, seed=seed)) for seed in range(8)}) > 1
+    whole = files(min_classes=1, seed=3)
+    assert files(min_classes=1, seed=3) == whole
+    assert files(min_classes=1, seed=3, limit=2) == whole[:2]
+    assert files(min_classes=1, seed=3, limit=99) == whole
+    assert len({tuple(files(min_classes=1, seed=seed)) for seed in range(8)}) > 1
 
 
 def test_worlds_of_other_pictures_have_other_names(small):
@@ -212,7 +212,7 @@ def test_a_category_by_one_of_its_other_names(tmp_path):
         ({"annotations": [{"image_id": 500, "category_id": 7}]}, r"an entry is not as it should be \(KeyError\('area"),
         ({"annotations": [{"image_id": 500, "category_id": 8, "area": 1}]}, "an entry is not as it should be"),
         ({"images": [[1, 2]]}, "an entry is not as it should be"),
-        ({"annotations": []}, "no picture of '.*' shows 2 classes on 1 % of its area each; lower least"),
+        ({"annotations": []}, "no picture of '.*' shows 2 classes on 1 % of its area each; lower min_classes"),
     ],
 )
 def test_files_that_are_no_coco_files(tmp_path, changes, message):
@@ -240,7 +240,7 @@ def test_what_is_not_there_is_one_line(small, tmp_path):
         (lambda: coco_world(path, path), ImageError, "no folder"),
         (lambda: coco_world(path, empty), ImageError, "none of the 3 pictures of 'instances_small.json' is in folder"),
         (lambda: coco_world(path, folder, limit=0), SpecError, "limit is 0; take at least 1 picture"),
-        (lambda: coco_world(path, folder, least=4), SpecError, "shows 4 classes"),
+        (lambda: coco_world(path, folder, min_classes=4), SpecError, "shows 4 classes"),
     ]:
         with pytest.raises(kind, match=message) as caught:
             call()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.edits.benchmark import Outcome, Task, summary, toyland_world
-from elude_steer.evaluation.edits.sweep import Point, best, grid_points, sweep, try_settings, words_world
+from elude_steer.evaluation.edits.benchmark import Outcome, Task, summarize, toyland_world
+from elude_steer.evaluation.edits.sweep import Point, best_point, grid_points, single_image_world, sweep, try_settings
 
 # A grid in which gamma alone decides: nothing fills, reaches or fits.
 BARE = {"fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
@@ -16,7 +16,7 @@ BARE = {"fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
 
 def point(success, kept, clean=0.0, **settings):
     outcome = Outcome(Task(0, "", "dog"), "", True, True, 1.0, (), True)
-    score = summary("remove", [outcome], rounds=2)
+    score = summarize("remove", [outcome], rounds=2)
     harmonic = 2 * success * kept / (success + kept)
     return Point(settings, replace(score, success=success, kept=kept, clean=clean, harmonic=harmonic))
 
@@ -57,19 +57,19 @@ def test_every_value_is_checked_before_anything_runs(grid, message):
 
 def test_the_best_has_most_of_what_was_asked_for_among_those_that_keep_enough():
     bold, mild, shy = point(1.0, 0.7, nu=1), point(0.8, 0.92, 0.3, nu=2), point(0.5, 1.0, 0.5, nu=3)
-    assert best([bold, mild, shy]) is mild
-    assert best([bold, mild, shy], "clean") is shy
-    assert best([bold, mild, shy], "success", least_kept=0.5) is bold
-    assert best([bold, mild], least_kept=0.99) is mild  # none keeps enough: the one that keeps most
+    assert best_point([bold, mild, shy]) is mild
+    assert best_point([bold, mild, shy], "clean") is shy
+    assert best_point([bold, mild, shy], "success", min_kept=0.5) is bold
+    assert best_point([bold, mild], min_kept=0.99) is mild  # none keeps enough: the one that keeps most
     with pytest.raises(SpecError, match="by is 'gone'; settings are ranked by harmonic, clean, success or kept"):
-        best([bold], "gone")
+        best_point([bold], "gone")
 
 
 # One picture
 
 
 def test_words_are_read_whole_and_phrases_as_one():
-    read = words_world(None, "A red car, and two dogs on the beach.", ["red car", "dog"]).read
+    read = single_image_world(None, "A red car, and two dogs on the beach.", ["red car", "dog"]).read
     assert read("A red car, and two dogs.").objects == {"red car", "dog", "two"}
     assert read("a hotdog on a red carpet").objects == {"hotdog", "red", "carpet"}
 

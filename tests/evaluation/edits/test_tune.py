@@ -8,7 +8,7 @@ from elude_steer import toyland
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.edits.benchmark import Reading, World, toyland_world
 from elude_steer.evaluation.edits.sweep import grid_points
-from elude_steer.evaluation.edits.tune import GRIDS, Found, tune, tune_picture, tune_world
+from elude_steer.evaluation.edits.tune import GRIDS, TuningResult, tune, tune_on_image, tune_on_world
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
 from elude_steer.steering.steerer import Steerer
@@ -38,7 +38,7 @@ def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
 
 def test_a_world_is_tuned_by_its_own_words(steerer):
     grid = {"gamma": [1, -50], **BARE}
-    found = tune(steerer, toyland_world(60_003, 6), grid=grid, least_kept=0.5)
+    found = tune(steerer, toyland_world(60_003, 6), grid=grid, min_kept=0.5)
     assert found.best == {"gamma": -50, **{name: value for name, (value,) in BARE.items()}}
     assert [row["gamma"] for row in found.rows] == [-50, 1]
     assert found.notes == ()
@@ -55,7 +55,7 @@ def test_without_a_grammar_nothing_is_said_about_sentences(steerer):
 
 
 def test_where_nothing_keeps_enough_it_is_said(steerer):
-    found = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [-50]}, least_kept=1.01)
+    found = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [-50]}, min_kept=1.01)
     assert found.notes == ("no point of the grid keeps 101% of all else; the first is the one that keeps most.",)
 
 
@@ -107,19 +107,19 @@ def test_mistakes_with_a_world(steerer):
     with pytest.raises(SpecError, match="by is 'gone'"):
         tune(steerer, world, by="gone")
     with pytest.raises(SpecError, match="--scenes is 'coco:1'; it is toyland:SEED"):
-        tune_world(steerer, "remove", "coco:1", None, 2)
+        tune_on_world(steerer, "remove", "coco:1", None, 2)
 
 
 def test_the_best_can_be_a_recipe(steerer, scene, tmp_path):
     picture, written = tmp_path / "scene.png", tmp_path / "best.yaml"
     scene.image.save(picture)
     grid = {"smooth": [True, False], "mode": ["place"], "kappa": [8]}
-    found = tune_picture(steerer, scene.image, scene.objects[0], None, grid, write=written, image=str(picture))
+    found = tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written, path=str(picture))
     recipe = load_recipe(str(written))
     assert recipe.steps[0].settings.smooth is found.best["smooth"]
     assert run_recipe(recipe, steerer)[0].result.caption == found.rows[0]["caption"]
     with pytest.raises(StorageError, match="already there"):
-        tune_picture(steerer, scene.image, scene.objects[0], None, grid, write=written)
+        tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written)
 
 
 def test_the_best_can_be_the_atlas_s_own(steerer, tmp_path):
@@ -127,7 +127,7 @@ def test_the_best_can_be_the_atlas_s_own(steerer, tmp_path):
     shutil.copytree(steerer.atlas.folder, folder)
     mine = Steerer.load(str(folder))
     grid = {"gamma": [-7, -50], "smooth": [False]}
-    found = tune_world(mine, "remove", "toyland:60003", None, 3, grid, keep=True, plot=tmp_path / "p.png")
+    found = tune_on_world(mine, "remove", "toyland:60003", None, 3, grid, save_to_atlas=True, plot=tmp_path / "p.png")
     assert [note.split(":")[0] for note in found.notes[-2:]] == [
         "success against kept",
         "now the settings of atlas 'toyland'",
@@ -136,10 +136,10 @@ def test_the_best_can_be_the_atlas_s_own(steerer, tmp_path):
     assert {name: again[name] for name in grid} == found.best
     assert {**again, **found.best} == {**mine.defaults, **found.best}  # the others are as they were
     with pytest.raises(StorageError, match="comes with the package and stays as it is"):
-        tune_world(steerer, "remove", "toyland:60003", None, 3, grid, keep=True)
+        tune_on_world(steerer, "remove", "toyland:60003", None, 3, grid, save_to_atlas=True)
 
 
 def test_a_table_is_aligned():
-    found = Found({"nu": 8}, [{"nu": 8, "kept": 1 / 3}, {"nu": "all", "kept": 0.5}], ("nu", "kept"), ("a note",))
+    found = TuningResult({"nu": 8}, [{"nu": 8, "kept": 1 / 3}, {"nu": "all", "kept": 0.5}], ("nu", "kept"), ("a note",))
     assert repr(found).splitlines() == ["nu   kept", "8    0.333", "all  0.500", "a note"]
     assert found.table(1).splitlines() == ["nu  kept", "8   0.333"]
