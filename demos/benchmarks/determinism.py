@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elude_steer as es
 from elude_steer.atlas.build import tokens
-from elude_steer.method.fast_hdbscan import WHOLE
+from elude_steer.method.fast_hdbscan import EXACT_DIMENSIONS
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
 from tests.helpers.tiny import save_images, save_llava
 
 
 def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
-    mlp = 2 * WHOLE if backend == "fast" else 512
+    mlp = 2 * EXACT_DIMENSIONS if backend == "fast" else 512
     spec = AtlasSpec(
         "small",
         ModelSpec(str(save_llava(folder / "model", side=96, patch=12, width=128, mlp=mlp)), "layers.1.mlp.fc2"),

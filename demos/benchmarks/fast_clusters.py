@@ -28,9 +28,8 @@ from sklearn.metrics import adjusted_rand_score
 import elude_steer as es
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
 from elude_steer.method.clustering import cluster
-from elude_steer.method.contributions import cluster_unit, contributions
+from elude_steer.method.contributions import contributions
 from elude_steer.method.layers import layer_parameters
-from elude_steer.specs import ClustersSpec
 
 D_IN, UNITS, SIZE = 4304, 1152, 100
 LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
@@ -149,11 +148,11 @@ def work(store: Path, units: list[int], done: Path) -> None:
     q = np.load(store, mmap_mode="r")
     weights = torch.from_numpy(np.load(store.with_suffix(".weights.npy")))
     top = np.load(store.with_suffix(".top.npy"))
-    spec = ClustersSpec(top_k=10_000, backend="fast", min_cluster_size=SIZE)
     found = []
     for number in units:
         rows = torch.from_numpy(q[np.sort(top[number])]).float()
-        found.append(len(cluster_unit(rows, weights[number], spec)["sizes"]))
+        vectors = contributions(rows, weights[number])
+        found.append(cluster(vectors, backend="fast", min_cluster_size=SIZE).count)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     done.write_text(json.dumps({"clusters": found, "peak_gb": peak}))
 

@@ -25,7 +25,7 @@ from elude_steer.atlas.manifest import (
     write_manifest,
 )
 from elude_steer.errors import AtlasError
-from elude_steer.method.layers import SubUnits, layer_parameters, share_out
+from elude_steer.method.layers import SubUnits, divide_among_owners, layer_parameters
 from elude_steer.models.matcher import Matcher, load_matcher
 from elude_steer.utils.files import new_folder, write_file
 
@@ -160,7 +160,7 @@ class Atlas:
         owners = torch.from_numpy(np.stack([part.sum(0, dtype=kind) for part in parts]))
         members = torch.from_numpy(bits.view(bool))[torch.searchsorted(every, wanted)]
         of = self.units[wanted].to(weight.device)
-        return share_out(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
+        return divide_among_owners(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
 
     def sub_units(self, sub_units: torch.Tensor | Sequence[int], layer: nn.Module) -> SubUnits:
         """Some sub-units as arithmetic, on the layer's device."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from elude_steer.atlas.labels import Labels
-from elude_steer.method.fast_hdbscan import APPROXIMATE
+from elude_steer.method.fast_hdbscan import APPROXIMATION
 
 
 def card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labels: Labels | None) -> str:
@@ -28,7 +28,7 @@ def card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labe
         "sub-units that own nothing": int(dead.sum()),
         "input dimensions": about["d_in"],
         "instances": f"{about.get('instances')} from {about.get('images')} images",
-        "clustering": f"fast: {APPROXIMATE}" if about.get("backend") == "fast" else about.get("backend"),
+        "clustering": f"fast: {APPROXIMATION}" if about.get("backend") == "fast" else about.get("backend"),
         "labels": _labelled(labels),
         "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
     }

@@ -42,11 +42,11 @@ class Dissection:
     p_end: float = 0.97
 
     @classmethod
-    def of(cls, method: str, **settings: float | None) -> Dissection:
+    def for_method(cls, method: str, **settings: float | None) -> Dissection:
         """The method with its own defaults; settings that are None keep them.
 
         Example:
-            >>> Dissection.of("wpmi", a=5.0).top_k
+            >>> Dissection.for_method("wpmi", a=5.0).top_k
             28
         """
         if method not in _OWN:
@@ -57,12 +57,12 @@ class Dissection:
             raise SpecError(f"a dissection has no setting {', '.join(map(repr, sorted(unknown)))}.")
         return cls(method, **{**_OWN[method], **given})  # type: ignore[arg-type]
 
-    def clamped(self, images: int, *, tell: bool = True) -> Dissection:
+    def clamp_top_k(self, images: int, *, warn: bool = True) -> Dissection:
         """The same with no more images than there are; says so where that changes it."""
         if self.top_k <= images or self.method == "cos_cubed":
             return self
         message = f"labels.top_k is {self.top_k}, but there are only {images} images: all of them are used."
-        if tell:
+        if warn:
             warnings.warn(message, EludeSteerWarning, stacklevel=2)
         return Dissection(**{**self.__dict__, "top_k": images})
 
@@ -71,7 +71,7 @@ _OWN: dict[str, dict[str, float]] = {"soft_wpmi": {}, "wpmi": {"top_k": 28, "a":
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class ConceptScores:
     """The best words of each sub-unit, best first.
 
     Attributes:
@@ -86,17 +86,17 @@ class Named:
 def dissect(
     activations: torch.Tensor,
     similarities: torch.Tensor,
-    how: Dissection | None = None,
+    settings: Dissection | None = None,
     *,
     keep: int = 32,
     block: int = 64,
-) -> Named:
+) -> ConceptScores:
     """Finds words for every sub-unit.
 
     Args:
         activations: `(N, S)` of each image's strongest patch for each sub-unit.
         similarities: `(N, M)` cosines of images and words; its device does the work.
-        how: method and settings.
+        settings: method and its numbers.
         keep: how many words are kept for each sub-unit.
         block: how many sub-units are looked at together; never changes a bit of the result.
 
@@ -104,34 +104,34 @@ def dissect(
         >>> named = dissect(activations, similarities)
         >>> [vocabulary[i] for i in named.words[:, 0]]
     """
-    how = (how or Dissection()).clamped(len(similarities))
-    fit = Fit.of(similarities, how)
-    block = -(-block // GROUP) * GROUP if how.method == "cos_cubed" else block
+    settings = (settings or Dissection()).clamp_top_k(len(similarities))
+    fit = Dissector.from_similarities(similarities, settings)
+    block = -(-block // GROUP) * GROUP if settings.method == "cos_cubed" else block
     starts = range(0, activations.shape[1], block)
     rows = [fit.evidence(activations[:, start : start + block].to(similarities.device)).cpu() for start in starts]
     if not rows:
         raise SpecError("there are no sub-units to name.")
-    return fit.best(torch.cat(rows), prior(lambda: rows), keep)
+    return fit.best_concepts(torch.cat(rows), log_prior(lambda: rows), keep)
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Dissector:
     """What is the same for all sub-units.
 
     Attributes:
-        how: method and settings.
+        settings: method and its numbers.
         prepared: `(N, M)` float32: P(word | image), or the cubed and normalised cosines.
     """
 
-    how: Dissection
+    settings: Dissection
     prepared: torch.Tensor
 
     @classmethod
-    def of(cls, similarities: torch.Tensor, how: Dissection) -> Fit:
+    def from_similarities(cls, similarities: torch.Tensor, settings: Dissection) -> Dissector:
         """From the cosines of images and words, `(N, M)`."""
-        if how.method == "cos_cubed":
-            return cls(how, _cubed(similarities.float()))
-        return cls(how, torch.softmax(similarities.float() * how.a, dim=1))
+        if settings.method == "cos_cubed":
+            return cls(settings, _cubed(similarities.float()))
+        return cls(settings, torch.softmax(similarities.float() * settings.a, dim=1))
 
     def evidence(self, activations: torch.Tensor) -> torch.Tensor:
         """How well every word fits some sub-units before the prior, `(B, M)` float32.
@@ -139,37 +139,37 @@ class Fit:
         Args:
             activations: `(N, B)`; for `cos_cubed` starting at a multiple of `GROUP`.
         """
-        if self.how.method == "cos_cubed":
+        if self.settings.method == "cos_cubed":
             return _cosines(activations, self.prepared)
         # A stable sort: of equal images the first counts.
-        order = activations.sort(dim=0, descending=True, stable=True).indices[: self.how.top_k]  # (k, B)
-        return self.evidence_of(order.T.contiguous())
+        order = activations.sort(dim=0, descending=True, stable=True).indices[: self.settings.top_k]  # (k, B)
+        return self.evidence_from_images(order.T.contiguous())
 
-    def evidence_of(self, images: torch.Tensor) -> torch.Tensor:
+    def evidence_from_images(self, images: torch.Tensor) -> torch.Tensor:
         """The same from the numbers of each sub-unit's strongest images, `(B, top_k)`, strongest first."""
         # Digits as the original's: every step in float32, in its order. One sub-unit at a time, because a logarithm
         # may round differently beside others.
-        certain = _certainties(self.how).to(self.prepared)[:, None]  # (k, 1)
+        certain = _certainties(self.settings).to(self.prepared)[:, None]  # (k, 1)
         out = torch.empty(len(images), self.prepared.shape[1], device=self.prepared.device)
         for row, numbers in enumerate(images):
             terms = self.prepared[numbers]  # (k, M)
-            if self.how.method == "soft_wpmi":
+            if self.settings.method == "soft_wpmi":
                 terms.sub_(1).mul_(certain).add_(1)
-            torch.sum(terms.add_(self.how.min_prob).log_(), 0, out=out[row])
+            torch.sum(terms.add_(self.settings.min_prob).log_(), 0, out=out[row])
         return out
 
-    def best(self, rows: torch.Tensor, log_prior: torch.Tensor, keep: int = 32) -> Named:
+    def best_concepts(self, rows: torch.Tensor, log_prior: torch.Tensor, keep: int = 32) -> ConceptScores:
         """The best words of some sub-units from their evidence `(B, M)`; of equal ones the first in the vocabulary."""
-        if self.how.method != "cos_cubed":
-            rows = rows - self.how.lam * log_prior.float()
+        if self.settings.method != "cos_cubed":
+            rows = rows - self.settings.lam * log_prior.float()
         values, words = rows.topk(min(keep, rows.shape[1]), dim=1)
         order = words.argsort(dim=1, stable=True)  # by word, then by value: equal values keep the order of words
         values, words = values.gather(1, order), words.gather(1, order)
         values, order = values.sort(dim=1, descending=True, stable=True)
-        return Named(words.gather(1, order), values)
+        return ConceptScores(words.gather(1, order), values)
 
 
-def prior(rows: Callable[[], Iterable[torch.Tensor]]) -> torch.Tensor:
+def log_prior(rows: Callable[[], Iterable[torch.Tensor]]) -> torch.Tensor:
     """Log of the mean over all sub-units of how well each word fits, `(M,)` float64, added up in their order.
 
     Args:
@@ -184,9 +184,9 @@ def prior(rows: Callable[[], Iterable[torch.Tensor]]) -> torch.Tensor:
     return total.log() + highest - math.log(count)
 
 
-def _certainties(how: Dissection) -> torch.Tensor:
+def _certainties(settings: Dissection) -> torch.Tensor:
     """How surely each of the strongest images belongs to a sub-unit, `(top_k,)`."""
-    return how.p_start - torch.arange(how.top_k) / how.top_k * (how.p_start - how.p_end)
+    return settings.p_start - torch.arange(settings.top_k) / settings.top_k * (settings.p_start - settings.p_end)
 
 
 def _cubed(values: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from elude_steer.errors import ModelError, SpecError
-from elude_steer.method.fast_hdbscan import sketch_clusters
+from elude_steer.method.fast_hdbscan import fast_clusters
 from elude_steer.utils import optional
 
 # Rows of one distance product: fixed, because another shape may round differently.
@@ -154,7 +154,7 @@ def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tup
 
 _BACKENDS: dict[str, Callable[[torch.Tensor, str, int, int], tuple[np.ndarray, np.ndarray]]] = {
     "exact": _exact,
-    "fast": sketch_clusters,
+    "fast": fast_clusters,
     "hdbscan": _hdbscan,
     "cuml": _cuml,
 }

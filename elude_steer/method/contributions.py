@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from elude_steer.method.clustering import cluster
-from elude_steer.specs import ClustersSpec
+from elude_steer.method.clustering import Clusters
 
 EPS = 1e-12
 
@@ -55,28 +54,25 @@ def _cluster_sums(x: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch
     return sums
 
 
-def cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
-    """Representatives, means and sizes of the clusters of a unit's strongest inputs, `(instances, d_in)`."""
-    c = contributions(q, weight)
-    found = cluster(
-        c,
-        backend=spec.backend,
-        selection=spec.selection,
-        min_cluster_size=spec.min_cluster_size,
-        min_samples=spec.min_samples,
-        umap_components=spec.umap_components,
-        umap_neighbors=spec.umap_neighbors,
-        seed=spec.seed,
-    )
-    labels, sizes = torch.from_numpy(found.labels), np.bincount(found.labels[found.labels >= 0], minlength=found.count)
+def summarize_clusters(q: torch.Tensor, c: torch.Tensor, clusters: Clusters) -> dict[str, torch.Tensor]:
+    """Summarise a unit's clusters by what splitting needs: `representatives`, `means` and `sizes`.
+
+    Args:
+        q: `(instances, d_in)` inputs of the unit's strongest instances.
+        c: `(instances, d_in)` their contribution vectors.
+        clusters: the clusters found among the contribution vectors.
+    """
+    labels = torch.from_numpy(clusters.labels)
+    probabilities = torch.from_numpy(clusters.probabilities).float()
+    sizes = np.bincount(clusters.labels[clusters.labels >= 0], minlength=clusters.count)
     return {
-        "representatives": representatives(c, labels, torch.from_numpy(found.probabilities).float(), found.count),
-        "means": cluster_means(q, labels, found.count),
+        "representatives": representatives(c, labels, probabilities, clusters.count),
+        "means": cluster_means(q, labels, clusters.count),
         "sizes": torch.from_numpy(sizes.astype(np.int32)),
     }
 
 
-def unclustered(d_in: int) -> dict[str, torch.Tensor]:
-    """What stands for the clusters of a unit that is not to be split."""
+def no_clusters(d_in: int) -> dict[str, torch.Tensor]:
+    """The summary of a unit without clusters, which stays whole."""
     nothing = torch.zeros(0, d_in)
     return {"representatives": nothing, "means": nothing.clone(), "sizes": torch.zeros(0, dtype=torch.int32)}

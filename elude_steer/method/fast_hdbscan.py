@@ -4,8 +4,8 @@ Two approximations, each with one constant.
 
 - Distances. `|x|^2 + |y|^2 - 2 x.y` with the lengths as they are and the products within the `RANK` directions that
   hold most of all products (their error is the smallest that so few directions allow). A projection alone would lose
-  what noise has outside these directions, and noise would crowd into clusters. Up to `WHOLE` dimensions nothing is
-  left out.
+  what noise has outside these directions, and noise would crowd into clusters. Up to
+  `EXACT_DIMENSIONS` dimensions nothing is left out.
 - Beyond `SAMPLE` instances, every n-th makes the tree, with min_cluster_size and min_samples in proportion, so that
   densities are estimated at the same scale. The others join it as points of HDBSCAN's own prediction do: at their
   mutual reachability to the nearest of the sample.
@@ -22,14 +22,18 @@ import numpy as np
 import torch
 
 RANK = 128
-WHOLE = 1024  # up to so many dimensions products are taken as they are: that costs little more than finding directions
+EXACT_DIMENSIONS = (
+    1024  # up to so many dimensions products are taken as they are: that costs little more than finding directions
+)
 SAMPLE = 10_000
-APPROXIMATE = f"products within {RANK} directions above {WHOLE} dimensions, a sample above {SAMPLE:,} instances a unit"
+APPROXIMATION = (
+    f"products within {RANK} directions above {EXACT_DIMENSIONS} dimensions, a sample above {SAMPLE:,} instances a unit"
+)
 _ROUNDS, _LEARN = 2, 5000  # of power iteration, and rows that directions are learnt from
 _BLOCK = 1024  # rows of one product: fixed, because another shape may round differently
 
 
-def sketch_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def fast_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels and probabilities of the rows; see `clusters.cluster`."""
     n = len(vectors)
     chosen = np.arange(SAMPLE) * n // SAMPLE if n > SAMPLE else np.arange(n)
@@ -37,7 +41,7 @@ def sketch_clusters(vectors: torch.Tensor, selection: str, size: int, samples: i
     size, samples = max(2, round(size * share)), max(1, round(samples * share))
     x = vectors.cpu().float()
     inside = x[torch.from_numpy(chosen)] if n > len(chosen) else x
-    basis = directions(inside) if x.shape[1] > WHOLE else None
+    basis = directions(inside) if x.shape[1] > EXACT_DIMENSIONS else None
     points = Sketch.of(inside, basis)
     squared = points.squared_to(points)
     core = nearest(squared.fill_diagonal_(0), min(samples, len(chosen) - 1))  # the first of a row is the point itself

@@ -34,10 +34,10 @@ def sub_unit_parameters(
     present, local = units.unique(return_inverse=True)
     owners = torch.zeros(len(present), members.shape[1], dtype=torch.int32, device=members.device)
     owners.index_add_(0, local, members.int())
-    return share_out(weight[units], bias[units], members, owners[local])
+    return divide_among_owners(weight[units], bias[units], members, owners[local])
 
 
-def share_out(
+def divide_among_owners(
     weight: torch.Tensor, bias: torch.Tensor, members: torch.Tensor, owners: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, given for each sub-unit its unit's weight and how many own each dimension, all `(n, d_in)`."""
@@ -67,11 +67,11 @@ class SubUnits:
         """`(m,)` over tokens `(tokens, d_in)`: the activation of the mean, so that one product is enough."""
         return self.weight @ q.float().mean(0) + self.bias
 
-    def add(self, total: torch.Tensor, moved: torch.Tensor) -> None:
+    def add_change(self, total: torch.Tensor, change: torch.Tensor) -> None:
         """Adds what the change of their activations, `(…, m)`, changes in the layer's output, `(…, d_out)`."""
-        total.index_add_(-1, self.units, moved)
+        total.index_add_(-1, self.units, change)
 
-    def some(self, rows: torch.Tensor) -> SubUnits:
+    def select(self, rows: torch.Tensor) -> SubUnits:
         """A few of them."""
         return SubUnits(self.weight[rows], self.bias[rows], self.units[rows])
 

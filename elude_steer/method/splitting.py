@@ -57,7 +57,7 @@ def split_unit(
         return UnitSplit(random_memberships(k, d_in, seed), 0.0)
     splits = [UnitSplit(memberships(representatives, rho, winner_rule), rho) for rho in RHOS]
     # max takes the first of equals: ties go to the smallest rho
-    return max(splits, key=lambda it: rho_quality(own_activations(it.members, means, weight, bias), rho_score))
+    return max(splits, key=lambda it: rho_quality(activations_by_cluster(it.members, means, weight, bias), rho_score))
 
 
 def memberships(representatives: torch.Tensor, rho: float, winner_rule: str = "unique") -> torch.Tensor:
@@ -109,14 +109,16 @@ def shares(members: torch.Tensor) -> torch.Tensor:
     return members.double() / members.sum(0)
 
 
-def own_activations(members: torch.Tensor, means: torch.Tensor, weight: torch.Tensor, bias: float) -> torch.Tensor:
+def activations_by_cluster(
+    members: torch.Tensor, means: torch.Tensor, weight: torch.Tensor, bias: float
+) -> torch.Tensor:
     """A[c, c'], the mean activation of sub-unit c over the instances of cluster c', `(K, K)` float64."""
     share = shares(members)
     return (share * weight.double()) @ means.double().T + (share.mean(1) * bias)[:, None]
 
 
 def rho_quality(activations: torch.Tensor, score: str = "margin") -> float:
-    """How well sub-units fire on their own cluster and not on the others, from A of `own_activations`."""
+    """How well sub-units fire on their own cluster and not on the others, from A of `activations_by_cluster`."""
     k = len(activations)
     own = activations.diagonal()
     others = (activations.sum(1) - own) / (k - 1)

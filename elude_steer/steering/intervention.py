@@ -200,7 +200,7 @@ class PreparedPlan:
                 moved = moved * region
             elif how.nu != "all":
                 moved = moved * part.chosen(now, known, self._shape(q, covers)[2])
-            part.rows.add(total, moved)
+            part.rows.add_change(total, moved)
         self._fill(total, q, covers, known)
         return _finite(total)
 
@@ -230,8 +230,8 @@ class PreparedPlan:
         edited = torch.tensor([edit.sub_unit for edit in self.plan.edits], device=q.device)
         chosen = every.strongest(q[outside], how.fill, edited)
         amounts = how.beta * every.atlas.target_levels(chosen.cpu(), how.level).to(q.device)
-        rows = every.rows.some(chosen)
-        rows.add(total, (amounts - rows.activations(q)) * region[..., None])
+        rows = every.rows.select(chosen)
+        rows.add_change(total, (amounts - rows.activations(q)) * region[..., None])
 
     @cached_property
     def linear_change(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,7 +40,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from elude_steer.method.clustering import Clusters, cluster
 from elude_steer.method.contributions import cluster_means, contributions, representatives
-from elude_steer.method.splitting import UnitSplit, own_activations, split_unit
+from elude_steer.method.splitting import UnitSplit, activations_by_cluster, split_unit
 
 D_IN = 512
 SUPPORT = 48
@@ -110,7 +110,7 @@ class Found:
     Attributes:
         clusters: of its contributions.
         split: the unit's sub-units.
-        activations: A of `own_activations`, or None where the unit stays whole.
+        activations: A of `activations_by_cluster`, or None where the unit stays whole.
     """
 
     clusters: Clusters
@@ -131,7 +131,7 @@ def find(planted: Planted, rules: Sequence[str] = RULES) -> dict[str, Found]:
     found = {}
     for rule in rules:
         split = split_unit(r, means, planted.weight, planted.bias, winner_rule=rule)
-        activations = own_activations(split.members, means, planted.weight, planted.bias)
+        activations = activations_by_cluster(split.members, means, planted.weight, planted.bias)
         found[rule] = Found(clusters, split, activations)
     return found
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from elude_steer.errors import EludeSteerWarning, SpecError
-from elude_steer.method.clip_dissect import Dissection, Fit, dissect, prior
+from elude_steer.method.clip_dissect import Dissection, Dissector, dissect, log_prior
 
 SETTINGS = [("soft_wpmi", {}), ("soft_wpmi", {"top_k": 20}), ("wpmi", {}), ("cos_cubed", {})]
 # Of the original implementation, on the closed-form inputs below: the best words, and whole rows of scores.
@@ -43,7 +43,7 @@ def literal(activations, similarities, how):
 @pytest.mark.parametrize("number", GOLDEN)
 def test_golden_values(closed_form, number):
     method, settings = SETTINGS[number]
-    named = dissect(*closed_form, Dissection.of(method, **settings), keep=7)
+    named = dissect(*closed_form, Dissection.for_method(method, **settings), keep=7)
     scores = torch.empty(5, 7).scatter_(1, named.words, named.scores)
     first, rows = GOLDEN[number]
     assert named.words[:, 0].tolist() == first
@@ -56,7 +56,7 @@ def test_blocks_never_change_a_bit(method, settings):
     generator = torch.Generator().manual_seed(3)
     activations = torch.randn(300, 150, generator=generator)
     similarities = torch.rand(300, 401, generator=generator) * 0.3
-    how = Dissection.of(method, **settings)
+    how = Dissection.for_method(method, **settings)
     whole = dissect(activations, similarities, how, block=150)
     for block in (1, 7, 64):
         named = dissect(activations, similarities, how, block=block)
@@ -69,7 +69,7 @@ def test_against_the_literal_formulas(method, settings):
     generator = torch.Generator().manual_seed(4)
     activations = torch.randn(200, 20, generator=generator)
     similarities = torch.rand(200, 300, generator=generator) * 0.4
-    how = Dissection.of(method, **settings)
+    how = Dissection.for_method(method, **settings)
     named = dissect(activations, similarities, how, keep=300)
     scores = torch.empty(20, 300).scatter_(1, named.words, named.scores)
     torch.testing.assert_close(
@@ -79,12 +79,14 @@ def test_against_the_literal_formulas(method, settings):
 
 def test_the_prior_runs_over_all_sub_units(closed_form):
     activations, similarities = closed_form
-    fit = Fit.of(similarities, Dissection())
+    fit = Dissector.from_similarities(similarities, Dissection())
     rows = fit.evidence(activations)
-    together = prior(lambda: [rows])
-    assert torch.equal(prior(lambda: [rows[:2], rows[2:]]), together)
+    together = log_prior(lambda: [rows])
+    assert torch.equal(log_prior(lambda: [rows[:2], rows[2:]]), together)
     torch.testing.assert_close(together, rows.double().logsumexp(0) - torch.tensor(5.0).double().log())
-    assert not torch.equal(fit.best(rows[:1], prior(lambda: [rows[:1]])).scores, fit.best(rows[:1], together).scores)
+    assert not torch.equal(
+        fit.best_concepts(rows[:1], log_prior(lambda: [rows[:1]])).scores, fit.best_concepts(rows[:1], together).scores
+    )
 
 
 def test_planted_units_get_their_names():
@@ -96,7 +98,11 @@ def test_planted_units_get_their_names():
     similarities[torch.arange(len(shows)), shows] += 0.25
     planted = torch.randperm(words, generator=generator)
     activations = (shows[:, None] == planted).float() + 0.05 * torch.randn(len(shows), words, generator=generator)
-    for how in (Dissection(top_k=each), Dissection.of("wpmi", top_k=each, a=10.0), Dissection.of("cos_cubed")):
+    for how in (
+        Dissection(top_k=each),
+        Dissection.for_method("wpmi", top_k=each, a=10.0),
+        Dissection.for_method("cos_cubed"),
+    ):
         assert torch.equal(dissect(activations, similarities, how).words[:, 0], planted)
 
 
@@ -126,8 +132,8 @@ def test_terms_never_underflow():
 
 def test_unknown_method_and_setting():
     with pytest.raises(SpecError, match=r"the method is 'pmi'; it is one of 'soft_wpmi', 'wpmi', 'cos_cubed'"):
-        Dissection.of("pmi")
+        Dissection.for_method("pmi")
     with pytest.raises(SpecError, match="no setting 'topk'"):
-        Dissection.of("wpmi", topk=3)
+        Dissection.for_method("wpmi", topk=3)
     with pytest.raises(SpecError, match="no sub-units"):
         dissect(torch.zeros(4, 0), torch.zeros(4, 2), Dissection(top_k=2))

@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from elude_steer.method import fast_hdbscan
 from elude_steer.method.clustering import cluster, distances
 from elude_steer.method.contributions import contributions
-from elude_steer.method.fast_hdbscan import Sketch, Tree, directions, nearest, sketch_clusters, spanning_tree
+from elude_steer.method.fast_hdbscan import Sketch, Tree, directions, fast_clusters, nearest, spanning_tree
 from tests.helpers.planted import plant
 
 
@@ -68,7 +68,7 @@ def test_the_spanning_tree_is_a_shortest_one(n):
 @pytest.mark.parametrize("level", ["clear", "medium", "hard"])
 @pytest.mark.parametrize("selection", ["leaf", "eom"])
 def test_it_finds_what_exact_finds(level, selection, monkeypatch):
-    monkeypatch.setattr(fast_hdbscan, "WHOLE", 64)
+    monkeypatch.setattr(fast_hdbscan, "EXACT_DIMENSIONS", 64)
     x, _ = vectors(level=level, seed=1)
     exact, fast = (
         cluster(x, backend=name, selection=selection, min_cluster_size=30).labels for name in ("exact", "fast")
@@ -110,17 +110,17 @@ def test_a_sample_stands_for_all(level, selection, monkeypatch):
 def test_the_order_of_what_is_not_in_the_sample_changes_nothing(monkeypatch):
     x, _ = vectors(concepts=3)
     monkeypatch.setattr(fast_hdbscan, "SAMPLE", len(x) // 2)
-    labels, probabilities = sketch_clusters(x, "leaf", 30, 30)
+    labels, probabilities = fast_clusters(x, "leaf", 30, 30)
     chosen = np.arange(fast_hdbscan.SAMPLE) * len(x) // fast_hdbscan.SAMPLE
     others = np.setdiff1d(np.arange(len(x)), chosen)
     order = np.arange(len(x))
     order[others] = np.random.default_rng(0).permutation(others)
-    again, theirs = sketch_clusters(x[torch.from_numpy(order)], "leaf", 30, 30)
+    again, theirs = fast_clusters(x[torch.from_numpy(order)], "leaf", 30, 30)
     assert np.array_equal(again, labels[order])
     assert np.allclose(theirs, probabilities[order])
 
 
 def test_the_same_bits_every_time():
     x, _ = vectors()
-    one, other = (sketch_clusters(x.clone(), "leaf", 30, 30) for _ in range(2))
+    one, other = (fast_clusters(x.clone(), "leaf", 30, 30) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -19,8 +19,8 @@ from elude_steer.method.layers import (
 )
 from elude_steer.method.splitting import (
     RHOS,
+    activations_by_cluster,
     memberships,
-    own_activations,
     random_memberships,
     rho_quality,
     shares,
@@ -313,7 +313,7 @@ def test_the_margin_score_is_the_mean_own_activation_up_to_a_constant(k, rule, s
     unit = means.double() @ weight.double() + bias  # the whole unit on each cluster
     mean_own = []
     for rho in RHOS:
-        A = own_activations(memberships(r, rho, rule), means, weight, bias)
+        A = activations_by_cluster(memberships(r, rho, rule), means, weight, bias)
         assert torch.allclose(A.sum(0), unit, atol=1e-10)
         mean_own.append(float(A.diagonal().mean()))
         expected = mean_own[-1] * (1 + 1 / (k - 1)) - float(unit.mean()) / (k - 1)
@@ -328,7 +328,7 @@ def test_the_ratio_score_against_a_double_loop(k, seed):
     r, means, weight, bias = planted_unit(k, seed)
     scores = []
     for rho in RHOS:
-        A = own_activations(memberships(r, rho), means, weight, bias)
+        A = activations_by_cluster(memberships(r, rho), means, weight, bias)
         total = 0.0
         for c in range(k):
             other = 0.0
@@ -359,7 +359,7 @@ def test_activations_on_a_cluster_are_the_mean_over_its_instances():
     members, q = memberships(randn(3, 6, seed=4), 0.7), randn(30, 6)
     weight, bias, labels = randn(6, seed=1), 0.8, torch.arange(30) % 3
     means = torch.stack([q[labels == c].mean(0) for c in range(3)])
-    A = own_activations(members, means, weight, bias)
+    A = activations_by_cluster(members, means, weight, bias)
     for c in range(3):
         for of in range(3):
             values = [

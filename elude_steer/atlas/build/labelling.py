@@ -24,7 +24,7 @@ from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.matching import group_redundant
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.errors import SpecError, StorageError
-from elude_steer.method.clip_dissect import GROUP, Dissection, Fit, prior
+from elude_steer.method.clip_dissect import GROUP, Dissection, Dissector, log_prior
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.models.dual_encoder import Embeddings, Scorer, load_scorer
 from elude_steer.models.images import Item
@@ -79,8 +79,8 @@ class Naming:
                 f"some pictures could be read once and not again; delete '{pooled}' and '{seen}', and run it again."
             )
         spec = self.run.spec.labels
-        how = Dissection.of(spec.method, top_k=spec.top_k, a=spec.a, lam=spec.lam, min_prob=spec.min_prob)
-        how = how.clamped(len(pictures), tell=self.run.workers.rank == 0)
+        how = Dissection.for_method(spec.method, top_k=spec.top_k, a=spec.a, lam=spec.lam, min_prob=spec.min_prob)
+        how = how.clamp_top_k(len(pictures), warn=self.run.workers.rank == 0)
         top = self.strongest(pooled, how.top_k)
         fit, key = self.fit(seen, how)
         words, scores = self.words(fit, pooled, top, key)
@@ -146,7 +146,7 @@ class Naming:
         self.run.workers.barrier()
         return read_tensors(path)
 
-    def fit(self, seen: Path, how: Dissection) -> tuple[Fit, str]:
+    def fit(self, seen: Path, how: Dissection) -> tuple[Dissector, str]:
         """How well every word fits every picture, on the disk."""
         spec = self.run.spec.labels
         key = make_key("fit", seen.name, self.vocabulary, spec.template, asdict(how), self.key)
@@ -158,7 +158,7 @@ class Naming:
             self._prepare(path, vectors, texts, how)
         self.run.workers.barrier()
         prepared = torch.from_numpy(np.load(path, mmap_mode="c")).to(self.run.tower.device)
-        return Fit(how, prepared), key
+        return Dissector(how, prepared), key
 
     def _prepare(self, path: Path, vectors: torch.Tensor, texts: torch.Tensor, how: Dissection) -> None:
         """Writes what is the same for all sub-units, `(N, M)`, a block of pictures at a time, or of words."""
@@ -168,15 +168,21 @@ class Naming:
             out = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
             if how.method == "cos_cubed":  # centred over the pictures, so all of them for some words
                 for at in range(0, shape[1], _ROWS):
-                    out[:, at : at + _ROWS] = Fit.of(_product(texts[at : at + _ROWS], vectors).T, how).prepared.numpy()
+                    out[:, at : at + _ROWS] = Dissector.from_similarities(
+                        _product(texts[at : at + _ROWS], vectors).T, how
+                    ).prepared.numpy()
             else:
                 for at in range(0, shape[0], _ROWS):
-                    out[at : at + _ROWS] = Fit.of(_product(vectors[at : at + _ROWS], texts), how).prepared.numpy()
+                    out[at : at + _ROWS] = Dissector.from_similarities(
+                        _product(vectors[at : at + _ROWS], texts), how
+                    ).prepared.numpy()
             out.flush()
             del out
             temporary.replace(path)
 
-    def words(self, fit: Fit, pooled: Path, top: Mapping[str, torch.Tensor], key: str) -> tuple[np.ndarray, np.ndarray]:
+    def words(
+        self, fit: Dissector, pooled: Path, top: Mapping[str, torch.Tensor], key: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Each sub-unit's best words and their scores; the prior runs over all that own something."""
         folder = self.run.stage_folder("evidence", key)
         alive = (~self.atlas.dead).nonzero()[:, 0]
@@ -187,11 +193,11 @@ class Naming:
             return folder / f"block-{number:06d}.npy"
 
         def work(number: int) -> None:
-            if fit.how.method == "cos_cubed":
+            if fit.settings.method == "cos_cubed":
                 columns = torch.cat([shard["values"][:, blocks[number]] for shard in self._read(pooled)])
                 rows = fit.evidence(columns.to(device))
             else:
-                rows = fit.evidence_of(top["rows"][blocks[number], : fit.how.top_k].long().to(device))
+                rows = fit.evidence_from_images(top["rows"][blocks[number], : fit.settings.top_k].long().to(device))
             write_array(path(number), rows.cpu().numpy())
 
         self.run.each("naming", range(len(blocks)), path, work, "blocks")
@@ -199,12 +205,12 @@ class Naming:
         def evidence() -> Iterator[torch.Tensor]:
             return (torch.from_numpy(np.array(read_array(path(number)))) for number in range(len(blocks)))
 
-        whole = prior(evidence)
+        whole = log_prior(evidence)
         keep = min(self.run.spec.labels.keep, len(self.vocabulary))
         words = np.full((len(self.atlas), keep), -1, np.int32)
         scores = np.full((len(self.atlas), keep), -np.inf, np.float32)
         for block, rows in zip(blocks, evidence(), strict=True):
-            found = Fit(fit.how, rows[:0]).best(rows, whole, keep)
+            found = Dissector(fit.settings, rows[:0]).best_concepts(rows, whole, keep)
             words[block.numpy()], scores[block.numpy()] = found.words.int().numpy(), found.scores.numpy()
         return words, scores
 

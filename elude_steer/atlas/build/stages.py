@@ -24,13 +24,13 @@ from elude_steer.atlas.atlas import Atlas, References, weights_hash
 from elude_steer.atlas.build import tokens
 from elude_steer.atlas.build.activation_cache import ActivationCache
 from elude_steer.errors import EludeSteerWarning, SpecError
-from elude_steer.method.clustering import resolve_backend
-from elude_steer.method.contributions import cluster_unit, unclustered
+from elude_steer.method.clustering import cluster, resolve_backend
+from elude_steer.method.contributions import contributions, no_clusters, summarize_clusters
 from elude_steer.method.layers import layer_parameters, sub_unit_parameters
 from elude_steer.method.splitting import split_unit
 from elude_steer.models.images import ImageSet
 from elude_steer.models.vision import Tower
-from elude_steer.specs import AtlasSpec
+from elude_steer.specs import AtlasSpec, ClustersSpec
 from elude_steer.utils import optional
 from elude_steer.utils.files import (
     explain_write_errors,
@@ -198,7 +198,7 @@ class Build:
 
         def work(unit: int) -> None:
             if unit >= self._split_units:
-                write_tensors(_unit_path(folder, unit), unclustered(self.weight.shape[1]))
+                write_tensors(_unit_path(folder, unit), no_clusters(self.weight.shape[1]))
                 return
             block = range(unit - unit % _UNITS, min(unit - unit % _UNITS + _UNITS, len(self.weight)))
             numbers = read_array(_block_path(rows, block, ".npy"))[unit - block.start]
@@ -333,6 +333,22 @@ class Build:
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
         return folder
+
+
+def cluster_unit(q: torch.Tensor, weight: torch.Tensor, spec: ClustersSpec) -> dict[str, torch.Tensor]:
+    """Summary of the clusters among a unit's strongest inputs, `(instances, d_in)`."""
+    c = contributions(q, weight)
+    clusters = cluster(
+        c,
+        backend=spec.backend,
+        selection=spec.selection,
+        min_cluster_size=spec.min_cluster_size,
+        min_samples=spec.min_samples,
+        umap_components=spec.umap_components,
+        umap_neighbors=spec.umap_neighbors,
+        seed=spec.seed,
+    )
+    return summarize_clusters(q, c, clusters)
 
 
 def _references(kind: str, joined: Mapping[str, torch.Tensor], places: np.ndarray, used: np.ndarray) -> References:

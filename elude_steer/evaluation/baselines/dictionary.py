@@ -202,11 +202,11 @@ class Latents:
         """`(m,)` over tokens."""
         return self.activations(q).mean(0)
 
-    def add(self, total: torch.Tensor, moved: torch.Tensor) -> None:
+    def add_change(self, total: torch.Tensor, change: torch.Tensor) -> None:
         """Adds what the change of their activations writes."""
-        total += moved @ self.dictionary.write[self.rows]
+        total += change @ self.dictionary.write[self.rows]
 
-    def some(self, rows: torch.Tensor) -> Latents:
+    def select(self, rows: torch.Tensor) -> Latents:
         """A few of them."""
         return Latents(self.dictionary, self.rows[rows])
 

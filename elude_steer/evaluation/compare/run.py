@@ -231,7 +231,9 @@ class Comparison:
             return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
         _, vocabulary, texts = self._scorer
         labels = self.spec.labels
-        how = Dissection.of(labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob)
+        how = Dissection.for_method(
+            labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
+        )
         return name_dictionary(dictionary, self.naming, texts, vocabulary, how)
 
     def result(self, method: str, seed: int) -> dict[str, Any]:

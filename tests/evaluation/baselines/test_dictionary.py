@@ -123,13 +123,13 @@ def test_an_edit_of_latents_adds_what_they_write(steerer, sae):
     latents = Latents(dictionary, rows)
     now = latents.activations(q)
     total = torch.zeros(*q.shape[:2], steerer.vlm.layer.out_features)
-    latents.add(total, 2 - now)
+    latents.add_change(total, 2 - now)
     with torch.no_grad():
         before = dictionary.read(q)
     after = before.clone()
     after[..., rows] = 2
     assert torch.allclose(total, (after - before) @ dictionary.write, atol=1e-4)
-    assert torch.equal(latents.some(torch.tensor([2])).rows, torch.tensor([9]))
+    assert torch.equal(latents.select(torch.tensor([2])).rows, torch.tensor([9]))
     assert torch.allclose(latents.mean_activations(q.flatten(0, 1)), now.flatten(0, 1).mean(0), atol=1e-5)
 
 
