@@ -212,7 +212,7 @@ def test_numbering_keeps_the_groups_whatever_the_backend_s_numbers():
 
 def test_an_unknown_backend_is_named_with_the_known_ones():
     with pytest.raises(
-        SpecError, match=r"^clustering.backend is 'faiss'; it is one of 'auto', 'exact', 'fast', 'hdbscan', 'cuml'.$"
+        SpecError, match=r"^clusters.backend is 'faiss'; it is one of 'auto', 'exact', 'fast', 'hdbscan', 'cuml'.$"
     ):
         cluster(torch.zeros(3, 2), backend="faiss")
 
@@ -220,8 +220,8 @@ def test_an_unknown_backend_is_named_with_the_known_ones():
 def test_missing_cuml_names_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuml", None)
     line = (
-        r"^clustering.backend 'cuml' needs the package 'cuml', which is not installed; "
-        r"`pip install 'elude-steer\[gpu\]'`, or set clustering.backend: exact.$"
+        r"^clusters.backend 'cuml' needs the package 'cuml', which is not installed; "
+        r"`pip install 'elude-steer\[gpu\]'`, or set clusters.backend: exact.$"
     )
     with pytest.raises(MissingPackageError, match=line):
         cluster(blobs(0, 50, 4), backend="cuml", min_cluster_size=5)
@@ -232,7 +232,7 @@ def test_missing_cuml_names_the_pip_line(monkeypatch):
 def test_missing_umap_names_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
     line = (
-        r"^clustering.umap_components needs the package 'umap', which is not installed; "
+        r"^clusters.umap_components needs the package 'umap', which is not installed; "
         r"`pip install 'elude-steer\[umap\]'`, or leave umap_components out.$"
     )
     with pytest.raises(MissingPackageError, match=line):
@@ -350,7 +350,7 @@ def test_cuml_gets_something_it_can_read(cuml):
 
 @pytest.mark.parametrize(("size", "samples", "said"), [(1500, None, 1500), (10, 1024, 1024)])
 def test_cuml_s_limit_of_min_samples_is_an_error_with_its_cure(cuml, size, samples, said):
-    line = rf"^cuml takes min_samples up to 1023, not {said}; set clustering.min_samples: 1023.$"
+    line = rf"^cuml takes min_samples up to 1023, not {said}; set clusters.min_samples: 1023.$"
     with pytest.raises(SpecError, match=line):
         cluster(torch.zeros(2000, 2), backend="cuml", min_cluster_size=size, min_samples=samples)
     assert cuml == []
