@@ -148,7 +148,8 @@ def test_aliases_are_read_where_they_point():
 
 def test_reading_imports_no_numerics():
     code = (
-        "import sys, elude_steer.recipe_files as r; r.list_recipes(); sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+        "import sys, elude_steer.recipe_files as r; r.list_recipes(); "
+        "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
