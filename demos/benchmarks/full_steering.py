@@ -38,8 +38,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from elude_steer import Steerer, Vlm
 from elude_steer.evaluation.edits.sweep import grid_points
 from elude_steer.method.layers import SplitLinear
-from elude_steer.models.hooks import replaced, swap_module
-from elude_steer.models.prefix_cache import look
+from elude_steer.models.hooks import replace_forward, swap_module
+from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.intervention import make_edited_forward
 
 TOKENS = 32
@@ -141,7 +141,7 @@ def cost(bench: Bench, rounds: int) -> Rows:
 def fc2_seconds(bench: Bench, runs: int = 30) -> dict[str, list[float]]:
     """Seconds of fc2 in each way, the ways taking turns."""
     vlm = bench.vlm
-    q = look(vlm, [bench.image]).q[0]  # (tiles, patches, d_in)
+    q = run_prefix(vlm, [bench.image]).q[0]  # (tiles, patches, d_in)
     explicit = bench.explicit()
     plans = {"nu 50": bench.plan(), "nu all": bench.plan(nu="all")}
     computes: dict[str, Any] = {"bare": lambda original, x: original(x), "explicit": lambda _original, x: explicit(x)}
@@ -151,7 +151,7 @@ def fc2_seconds(bench: Bench, runs: int = 30) -> dict[str, list[float]]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for _, name in itertools.product(range(runs + 2), WAYS):  # two warm up
-        with replaced(vlm.layer, computes[name]):
+        with replace_forward(vlm.layer, computes[name]):
             seconds[name].append(timed(lambda: vlm.layer(q))[1])
     return {name: own[2:] for name, own in seconds.items()}
 
@@ -197,7 +197,7 @@ def decode(bench: Bench, inputs: Any, seen: torch.Tensor, count: int) -> list[st
     """Greedy captions of a batch that has the same picture `count` times; the tower does not run."""
     rows = {name: value.repeat_interleave(count, 0) for name, value in inputs.items()}
     output = BaseModelOutput(hidden_states=(seen.repeat(count, 1, 1),))
-    with replaced(bench.vlm.model.get_submodule(bench.vlm.within), lambda *_args, **_kwargs: output):
+    with replace_forward(bench.vlm.model.get_submodule(bench.vlm.within), lambda *_args, **_kwargs: output):
         return bench.vlm.answer(rows, TOKENS)
 
 

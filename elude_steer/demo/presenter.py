@@ -30,8 +30,8 @@ from elude_steer.demo.session import (
 )
 from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
-from elude_steer.models.images import MOST_PIXELS, open_image
-from elude_steer.models.vlm import PROMPT, telling
+from elude_steer.models.images import MAX_PIXELS, open_image
+from elude_steer.models.vlm import PROMPT, report_tokens
 from elude_steer.steering.result import SteeredCaption
 from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
@@ -59,7 +59,7 @@ class Presenter:
     def __init__(self, steerer: Steerer, examples: Sequence[Example] = (), *, public: bool = False) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
         # Strangers bring no huge pictures, and are not told where the atlas lies.
-        self.most = 20_000_000 if public else MOST_PIXELS
+        self.most = 20_000_000 if public else MAX_PIXELS
         self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
         self.specimens = ReferenceImages(steerer.atlas, steerer.vlm)
         self.own = Settings.of(steerer.defaults)
@@ -90,7 +90,7 @@ class Presenter:
             told(tokens)
 
         try:
-            with telling(step):
+            with report_tokens(step):
                 yield
             work.go_on()  # an answer that nobody waits for any more is none
         finally:

@@ -19,7 +19,7 @@ from PIL import Image
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS
 from elude_steer.demo import html_parts
 from elude_steer.errors import ImageError, SpecError
-from elude_steer.models.images import MOST_PIXELS, open_image
+from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import list_recipes, load_recipe, parse_recipe
 from elude_steer.specs import Recipe, SteeringSpec, StepSpec
@@ -40,7 +40,7 @@ class Picture:
     data: bytes
 
     @classmethod
-    def of(cls, path: str | Path, *, most: int = MOST_PIXELS) -> Picture:
+    def of(cls, path: str | Path, *, most: int = MAX_PIXELS) -> Picture:
         """The picture of a file; raises where it is none, or has more than `most` pixels."""
         try:
             picture = cls(Path(path).name, Path(path).read_bytes())
@@ -49,10 +49,10 @@ class Picture:
         picture.opened(most)
         return picture
 
-    def opened(self, most: int = MOST_PIXELS) -> Any:
+    def opened(self, most: int = MAX_PIXELS) -> Any:
         """Its pixels."""
         try:
-            return open_image(self.data, most=most)
+            return open_image(self.data, max_pixels=most)
         except ImageError as error:
             raise ImageError(str(error).replace("the given bytes", f"'{Path(self.name).name}'")) from error
 

@@ -29,7 +29,7 @@ from elude_steer.evaluation.one_pass import Viewing, items_of, read_items, sourc
 from elude_steer.method.layers import layer_parameters, split_layer
 from elude_steer.models.hooks import swap_module
 from elude_steer.models.vision import Tower
-from elude_steer.models.vlm import Vlm, last_logits
+from elude_steer.models.vlm import Vlm, limit_logits
 from elude_steer.utils import plotting
 from elude_steer.utils.files import write_file
 
@@ -203,7 +203,7 @@ def _efficiency(
     atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int, compiled: bool
 ) -> list[Row]:
     inputs = tower.prepare(pictures)
-    few = last_logits(tower.model, 1)
+    few = limit_logits(tower.model, 1)
 
     @cache  # made when its turn comes, so that the bare model's peak is without it
     def explicit() -> torch.nn.Module:

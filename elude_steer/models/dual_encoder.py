@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, ImageError, ModelError, SpecError, did_you_mean
-from elude_steer.models.loading import as_dtype, check_device, explained, pil_backend, refuse_partial_load
+from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
 from elude_steer.utils import optional
 from elude_steer.utils.files import home, resolve_id
 
@@ -30,7 +30,7 @@ _NO_MATTER = ("_name_or_path", "transformers_version")  # of a configuration: ve
 
 
 @dataclass(frozen=True, eq=False)
-class Scorer:
+class DualEncoder:
     """A dual encoder: the cosine of a picture's and a text's vector says how well they fit.
 
     A vector depends on its picture alone but for rounding: matrix products of another shape add up in another order.
@@ -40,32 +40,32 @@ class Scorer:
     Attributes:
         id: what it was loaded by.
         key: hash of all that the vectors depend on: weights, configuration, preparation of pictures and texts.
-        embed_images: RGB pictures to raw vectors `(n, d)`.
-        embed_texts: texts to raw vectors `(m, d)`.
+        image_encoder: RGB pictures to raw vectors `(n, d)`.
+        text_encoder: texts to raw vectors `(m, d)`.
     """
 
     id: str
     key: str
-    embed_images: Callable[[Sequence[Any]], torch.Tensor]
-    embed_texts: Callable[[Sequence[str]], torch.Tensor]
+    image_encoder: Callable[[Sequence[Any]], torch.Tensor]
+    text_encoder: Callable[[Sequence[str]], torch.Tensor]
 
     @torch.no_grad()
-    def images(self, pictures: Sequence[Any]) -> torch.Tensor:
+    def embed_images(self, pictures: Sequence[Any]) -> torch.Tensor:
         """Unit vectors of PIL images, `(n, d)` float32 on the CPU."""
         if not len(pictures):
             raise ImageError("there are no images to embed.")
         odd = [type(picture).__name__ for picture in pictures if not hasattr(picture, "convert")]
         if odd:
             raise ImageError(f"a {odd[0]} cannot be embedded; give PIL images.")
-        return self._unit(self.embed_images([picture.convert("RGB") for picture in pictures]))
+        return self._unit(self.image_encoder([picture.convert("RGB") for picture in pictures]))
 
     @torch.no_grad()
-    def texts(self, words: Sequence[str]) -> torch.Tensor:
+    def embed_texts(self, words: Sequence[str]) -> torch.Tensor:
         """Unit vectors of texts, `(m, d)` float32 on the CPU."""
         if not len(words):
             raise SpecError("there are no words to embed.")
         batches = [words[start : start + TEXTS] for start in range(0, len(words), TEXTS)]
-        return torch.cat([self._unit(self.embed_texts(batch)) for batch in batches])
+        return torch.cat([self._unit(self.text_encoder(batch)) for batch in batches])
 
     def _unit(self, vectors: torch.Tensor) -> torch.Tensor:
         vectors = F.normalize(vectors.float().cpu(), dim=-1)
@@ -74,7 +74,7 @@ class Scorer:
         return vectors
 
 
-def load_scorer(
+def load_dual_encoder(
     id: str,
     *,
     library: str = "transformers",
@@ -83,7 +83,7 @@ def load_scorer(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float32",
     trust_remote_code: bool = False,
-) -> Scorer:
+) -> DualEncoder:
     """The dual encoder of a Hub id, a folder, or a name that open_clip knows.
 
     Args:
@@ -96,8 +96,8 @@ def load_scorer(
         trust_remote_code: run code that comes with the model, for transformers.
 
     Example:
-        >>> scorer = load_scorer("google/siglip2-so400m-patch14-384")
-        >>> scorer.images([picture]) @ scorer.texts(["a dog", "a cat"]).T
+        >>> scorer = load_dual_encoder("google/siglip2-so400m-patch14-384")
+        >>> scorer.embed_images([picture]) @ scorer.embed_texts(["a dog", "a cat"]).T
     """
     check_device(device)
     if library == "transformers":
@@ -115,12 +115,12 @@ def load_scorer(
 
 def _of_transformers(
     id: str, revision: str | None, device: str | torch.device, dtype: Any, trust_remote_code: bool
-) -> Scorer:
+) -> DualEncoder:
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
     source = resolve_id(id)
     which = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with explained(source):
+    with explain_load_errors(source):
         model, info = AutoModel.from_pretrained(source, dtype=dtype, output_loading_info=True, **which)
         for method in ("get_image_features", "get_text_features"):
             if not hasattr(model, method):
@@ -154,16 +154,16 @@ def _of_transformers(
         "images": processor.to_dict(),
         "texts": [siglip, length, type(tokenizer).__name__, _spelled(tokenizer)],
     }
-    return Scorer(id, _key(model, described), embed_images, embed_texts)
+    return DualEncoder(id, _key(model, described), embed_images, embed_texts)
 
 
-def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, dtype: Any) -> Scorer:
-    with explained(id):  # a torchvision that does not fit torch fails to import in words of its own
+def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, dtype: Any) -> DualEncoder:
+    with explain_load_errors(id):  # a torchvision that does not fit torch fails to import in words of its own
         open_clip = optional.require("open_clip", f"scorer '{id}'", "set library: transformers with a model of the Hub")
     weights = None if pretrained is None else resolve_id(pretrained)
     if not id.startswith(("hf-hub:", "local-dir:")):  # these bring their weights
         _check_weights(open_clip, id, weights)
-    with explained(id):
+    with explain_load_errors(id):
         model, transform = open_clip.create_model_from_pretrained(id, weights, device=device)
         tokenizer = open_clip.get_tokenizer(id)
     model = model.eval() if dtype == "auto" else model.eval().to(dtype)
@@ -183,7 +183,7 @@ def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, d
         "images": open_clip.get_model_preprocess_cfg(model),
         "texts": [type(tokenizer).__name__, tokenizer.context_length],
     }
-    return Scorer(id, _key(model, described), embed_images, embed_texts)
+    return DualEncoder(id, _key(model, described), embed_images, embed_texts)
 
 
 def _check_weights(open_clip: Any, id: str, weights: str | None) -> None:
@@ -199,7 +199,7 @@ def _check_weights(open_clip: Any, id: str, weights: str | None) -> None:
     raise SpecError(f"open_clip's '{id}' {wanted}; {choice}.{did_you_mean(weights or '', tags)}")
 
 
-class Embeddings:
+class EmbeddingCache:
     """Vectors of pictures, each computed once: they are kept on the disk by the picture's content and the scorer's key.
 
     Several threads and processes may share a folder. A cache that cannot be read or written is done without, after one
@@ -210,19 +210,21 @@ class Embeddings:
         folder: where the cache is; ours in the user's cache folder if not told.
     """
 
-    def __init__(self, scorer: Scorer, folder: Path | None = None) -> None:
+    def __init__(self, scorer: DualEncoder, folder: Path | None = None) -> None:
         self.scorer = scorer
         self.path = (folder or home() / "cache") / f"images-{scorer.key}.sqlite"
         self._broken: set[str] = set()
 
-    def of(self, pictures: Sequence[tuple[Any, bytes]]) -> torch.Tensor:
+    def embed(self, pictures: Sequence[tuple[Any, bytes]]) -> torch.Tensor:
         """Unit vectors `(n, d)` of pictures that come with a hash of their content."""
         by_hash = {digest: picture for picture, digest in pictures}
         known = self._read(list(by_hash)) or {}
         fresh = [digest for digest in by_hash if digest not in known]
         if fresh or not pictures:
             # One by one: beside others a picture's vector may round differently, and it is kept for good.
-            vectors = torch.cat([self.scorer.images([by_hash[digest]]) for digest in fresh] or [self.scorer.images([])])
+            vectors = torch.cat(
+                [self.scorer.embed_images([by_hash[digest]]) for digest in fresh] or [self.scorer.embed_images([])]
+            )
             known |= dict(zip(fresh, vectors, strict=True))
             self._write({digest: known[digest] for digest in fresh})
         return torch.stack([known[digest] for _, digest in pictures])

@@ -104,7 +104,7 @@ def rewrite(layer: nn.Module, change: Callable[[torch.Tensor, torch.Tensor], tor
 
 
 @contextmanager
-def watched(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def watch_inputs(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Shows `see` the keyword arguments of every call of a module in this thread."""
     owner = threading.get_ident()
 
@@ -117,7 +117,7 @@ def watched(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> Iterato
 
 
 @contextmanager
-def replaced(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
+def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
     """Lets `compute(original, *args, **kwargs)` stand for a module's forward, or for another of its methods.
 
     Unlike `rewrite` it decides whether the module computes at all. Only in this thread, and undone at the end; what

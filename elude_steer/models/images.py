@@ -15,7 +15,7 @@ from typing import Any
 from elude_steer.errors import EludeSteerWarning, ImageError
 from elude_steer.utils import optional
 
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
@@ -82,10 +82,10 @@ def read_image(path: Path) -> tuple[Any, bytes]:
     return _decoded(data), hashlib.blake2b(data, digest_size=16).digest()
 
 
-def open_image(source: Any, *, most: int = MOST_PIXELS) -> Any:
+def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
     """One picture, upright and in RGB, from a path, the bytes of a file, or a PIL image; what is wrong is one line.
 
-    Files of more than `most` pixels are refused before they are decoded.
+    Files of more than `max_pixels` pixels are refused before they are decoded.
     """
     if hasattr(source, "mode") and hasattr(source, "convert"):
         return source.convert("RGB")
@@ -94,29 +94,29 @@ def open_image(source: Any, *, most: int = MOST_PIXELS) -> Any:
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
-        return _decoded(data, most)
+        return _decoded(data, max_pixels)
     except ImageError as error:
         raise ImageError(f"{name} cannot be read as an image: {error}.") from error
     except OSError as error:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}; check the path.") from error
 
 
-def _decoded(data: bytes, most: int = MOST_PIXELS) -> Any:
+def _decoded(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format == "EPS":
                 raise ImageError("EPS is a program that draws, not a picture; save it as PNG")
-            if image.width * image.height > most:  # refused before anything is decoded
-                raise ImageError(f"{image.width} x {image.height} pixels are more than {most:,}")
+            if image.width * image.height > max_pixels:  # refused before anything is decoded
+                raise ImageError(f"{image.width} x {image.height} pixels are more than {max_pixels:,}")
             return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
     except UnidentifiedImageError as error:
         raise ImageError("no image in a format that Pillow knows") from error
     except (OSError, SyntaxError) as error:  # Pillow's words for files that end too early or are damaged inside
         raise ImageError(f"the file is damaged ({error})") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"it has more than {most:,} pixels") from error
+        raise ImageError(f"it has more than {max_pixels:,} pixels") from error
 
 
 def _eight_bit(image: Any) -> Any:

@@ -55,7 +55,7 @@ def refuse_partial_load(model_id: str, info: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def explained(model_id: str) -> Iterator[None]:
+def explain_load_errors(model_id: str) -> Iterator[None]:
     """Turns what loaders raise for an unknown, unreachable or damaged model into one line."""
     if model_id.startswith((".", "/", "~")) and not Path(model_id).is_dir():
         raise ModelError(f"there is no folder '{model_id}' to load a model from; check the path, or give a Hub id.")

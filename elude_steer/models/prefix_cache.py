@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from elude_steer.models.hooks import record, replaced
+from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.vlm import PROMPT, Vlm
 
 AT_ONCE = 128  # tiles that the tower is given together; what is kept of one takes 42 MB at the size of LLaVA-OneVision
@@ -20,13 +20,13 @@ _TILE = 729  # patches of a tile of LLaVA-OneVision; a tile of another model may
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class Prefix:
     """What a model made of some pictures before its target layer.
 
     Attributes:
         inputs: what the model was called with, a row a picture.
         q: the target layer's inputs, `(tiles, patches, d_in)` a picture.
-        kept: what the parts of the tower gave that ran before the target, for each a list with an entry a picture.
+        outputs: what the parts of the tower gave that ran before the target, for each a list with an entry a picture.
         sizes: width and height of each picture.
         counts: how many rows the tower was given for each picture.
         shapes: rows and columns of a tile's patches, of each picture.
@@ -34,7 +34,7 @@ class Looked:
 
     inputs: Mapping[str, Any]
     q: tuple[torch.Tensor, ...]
-    kept: Mapping[nn.Module, Sequence[Any]]
+    outputs: Mapping[nn.Module, Sequence[Any]]
     sizes: tuple[tuple[int, int], ...]
     counts: tuple[int, ...]
     shapes: tuple[tuple[int, int] | None, ...]
@@ -44,7 +44,7 @@ class Looked:
         """How many tiles of common size each picture is worth, by which batches are bounded."""
         return [max(len(q), -(-q.shape[0] * q.shape[1] // _TILE)) for q in self.q]
 
-    def rows(self, pictures: Sequence[int]) -> dict[str, Any]:
+    def select(self, pictures: Sequence[int]) -> dict[str, Any]:
         """The model's inputs for these pictures, in this order, a picture as often as it is named."""
         at, count = torch.as_tensor(pictures), len(self.q)
 
@@ -61,7 +61,7 @@ class Looked:
         return {name: taken(value) for name, value in self.inputs.items()}
 
 
-def turns(
+def image_batches(
     vlm: Vlm, pieces: Iterable[Piece], image_of: Callable[[Piece], Any], most: int
 ) -> Iterator[tuple[list[Piece], list[Any]]]:
     """Pieces of work and their pictures, which are read in their turn, by what is looked at together.
@@ -85,7 +85,7 @@ def turns(
 
 
 @torch.inference_mode()
-def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
+def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Prefix:
     """Runs the pictures through the tower as far as the target layer."""
     inputs = vlm.inputs(images, prompt)
     gave: dict[nn.Module, list[Any]] = {module: [] for module in [*blocks_before(vlm)[-1:], *beside(vlm)]}
@@ -96,7 +96,7 @@ def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
 
     with ExitStack() as stack:
         for module, own in gave.items():
-            stack.enter_context(replaced(module, partial(keep, own)))
+            stack.enter_context(replace_forward(module, partial(keep, own)))
         recorded = stack.enter_context(record(vlm.layer))
         vlm.model(**inputs)
     counts = vlm.layout.counts(inputs, len(images))
@@ -108,11 +108,11 @@ def look(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Looked:
     q = vlm.split_by_image(recorded.input, inputs, len(images))
     sizes = tuple((image.width, image.height) for image in images)
     shapes = vlm.layout.shapes(inputs, len(images))
-    return Looked(inputs, tuple(q), kept, sizes, tuple(counts), tuple(shapes))
+    return Prefix(inputs, tuple(q), kept, sizes, tuple(counts), tuple(shapes))
 
 
 @contextmanager
-def resumed(vlm: Vlm, looked: Looked, pictures: Sequence[int]) -> Iterator[None]:
+def resume_from(vlm: Vlm, prefix: Prefix, pictures: Sequence[int]) -> Iterator[None]:
     """Inside, the tower goes on from what was looked at: what runs before the target does not compute."""
     before = blocks_before(vlm)
 
@@ -123,11 +123,11 @@ def resumed(vlm: Vlm, looked: Looked, pictures: Sequence[int]) -> Iterator[None]
         return _joined([parts[i] for i in pictures])
 
     with ExitStack() as stack:
-        if before and before[-1] in looked.kept:
+        if before and before[-1] in prefix.outputs:
             for block in before[:-1]:
-                stack.enter_context(replaced(block, skip))
-        for module, parts in looked.kept.items():
-            stack.enter_context(replaced(module, partial(recall, parts)))
+                stack.enter_context(replace_forward(block, skip))
+        for module, parts in prefix.outputs.items():
+            stack.enter_context(replace_forward(module, partial(recall, parts)))
         yield
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.models.hooks import block_of, find_layer, record, record_output
-from elude_steer.models.loading import as_dtype, check_device, explained, pil_backend, refuse_partial_load
+from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
 from elude_steer.utils import optional
 from elude_steer.utils.files import resolve_id
 
@@ -151,7 +151,7 @@ def load_vision(
     from transformers import AutoImageProcessor, AutoModel
 
     model_id = resolve_id(model_id)
-    with explained(model_id):
+    with explain_load_errors(model_id):
         model, info = AutoModel.from_pretrained(
             model_id,
             revision=revision,
@@ -183,7 +183,7 @@ def load_timm(
 ) -> Tower:
     """A vision backbone of timm with its own pre-processing (extra `timm`)."""
     timm = optional.require("timm", f"model.kind 'timm' ({model_id})")
-    with explained(model_id):
+    with explain_load_errors(model_id):
         model = timm.create_model(model_id, pretrained=True).eval().to(check_device(device))
         if dtype != "auto":
             model.to(as_dtype(dtype))

@@ -19,29 +19,29 @@ from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
 from elude_steer.models.hooks import find_layer, record
-from elude_steer.models.loading import as_dtype, check_device, explained, pil_backend, refuse_partial_load
+from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
 from elude_steer.models.patch_layout import Canvases, Layout, PatchGrid, confirmed, layout_of
 from elude_steer.models.vision import Tower, vision_part
 from elude_steer.utils.files import resolve_id
 
 PROMPT = "Describe this image in one sentence."
-__all__ = ["PROMPT", "PatchGrid", "Vlm", "last_logits", "telling"]
-_told: ContextVar[Callable[[int], object] | None] = ContextVar("told", default=None)
+__all__ = ["PROMPT", "PatchGrid", "Vlm", "limit_logits", "report_tokens"]
+_ON_TOKEN: ContextVar[Callable[[int], object] | None] = ContextVar("on_token", default=None)
 
 
 @contextmanager
-def telling(step: Callable[[int], object]) -> Iterator[None]:
+def report_tokens(on_token: Callable[[int], object]) -> Iterator[None]:
     """Inside, in this thread alone, `step` is told an answer's length after each token; if it raises, the work ends.
 
     Example:
-        >>> with telling(lambda tokens: print(tokens)):
+        >>> with report_tokens(lambda tokens: print(tokens)):
         ...     steerer.steer("dog.png", minus=["dog"])
     """
-    before = _told.set(step)
+    before = _ON_TOKEN.set(on_token)
     try:
         yield
     finally:
-        _told.reset(before)
+        _ON_TOKEN.reset(before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Vlm(Tower):
         from transformers import AutoModelForImageTextToText
 
         model_id = resolve_id(model_id)
-        with explained(model_id):
+        with explain_load_errors(model_id):
             model, info = AutoModelForImageTextToText.from_pretrained(
                 model_id,
                 revision=revision,
@@ -148,7 +148,7 @@ class Vlm(Tower):
     @torch.inference_mode()
     def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
         """Greedy answers to prepared inputs."""
-        asked, step = inputs["input_ids"].shape[1], _told.get()
+        asked, step = inputs["input_ids"].shape[1], _ON_TOKEN.get()
 
         def tell(ids: torch.Tensor, *_scores: Any, **_more: Any) -> torch.Tensor:
             if step is not None:
@@ -328,7 +328,7 @@ def _before(vlm: Vlm, layout: Canvases, first: nn.Module) -> int:
     return before
 
 
-def last_logits(model: torch.nn.Module, count: int) -> dict[str, int]:
+def limit_logits(model: torch.nn.Module, count: int) -> dict[str, int]:
     """What a call adds to get the logits of the last so many positions: those of all of them would take gigabytes.
 
     Models that cannot leave any out give them all.

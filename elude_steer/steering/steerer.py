@@ -20,11 +20,11 @@ from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, find_atlas
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, ModelError, SpecError
 from elude_steer.method.layers import SubUnits
-from elude_steer.models.hooks import replaced, watched
+from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.images import open_image
 from elude_steer.models.loading import check_device
 from elude_steer.models.matcher import Matcher
-from elude_steer.models.prefix_cache import Looked, look, resumed
+from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec
 from elude_steer.steering.intervention import (
@@ -205,10 +205,14 @@ class Steerer:
 
         prepared = [self.gather_weights(one) for one in plans]
         model = self.vlm.model
-        with watched(model, see), replaced(model, generate, "generate"), replaced(self.vlm.layer, compute):
+        with (
+            watch_inputs(model, see),
+            replace_forward(model, generate, "generate"),
+            replace_forward(self.vlm.layer, compute),
+        ):
             yield
 
-    def image_patches(self, seen: Looked, picture: int) -> Covers:
+    def image_patches(self, seen: Prefix, picture: int) -> Covers:
         """Which patches of a picture that was looked at a region covers."""
         return ImagePatches(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
 
@@ -219,7 +223,7 @@ class Steerer:
         prompt: str = PROMPT,
         max_new_tokens: int = 64,
         *,
-        looked: Looked | None = None,
+        prefix: Prefix | None = None,
     ) -> list[list[str]]:
         """Captions of each picture under each of its plans; the tower runs once a picture, whatever their number.
 
@@ -228,13 +232,13 @@ class Steerer:
             plans: for each picture its plans; None is the model as it is.
             prompt: the question.
             max_new_tokens: the longest answer.
-            looked: what `resuming.look` gave for these pictures and this prompt, where it is known already.
+            prefix: what `prefix_cache.run_prefix` gave for these pictures and this prompt, where it is known already.
         """
         if len(plans) != len(images) or any(isinstance(own, Plan) or own is None for own in plans):
             raise SpecError("captions wants a list of plans for each picture: captions([image], [[plan, None]]).")
         if not len(images):
             return []
-        seen = look(self.vlm, images, prompt) if looked is None else looked
+        seen = run_prefix(self.vlm, images, prompt) if prefix is None else prefix
         wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []
         weights: dict[tuple[int, ...], SubUnits] = {}
@@ -242,9 +246,9 @@ class Steerer:
             prepared = {plan: self.gather_weights(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]
             rows = [(picture, prepared[plan], self.image_patches(seen, picture)) for picture, plan in part]
-            inputs = seen.rows(pictures)
+            inputs = seen.select(pictures)
             once = make_resumed_forward(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
-            with resumed(self.vlm, seen, pictures), replaced(self.vlm.layer, once):
+            with resume_from(self.vlm, seen, pictures), replace_forward(self.vlm.layer, once):
                 said += self.vlm.answer(inputs, max_new_tokens)
         found, at = [], 0
         for own in plans:
@@ -325,8 +329,8 @@ class Steerer:
         start = time.perf_counter()
         picture = open_image(image)
         size = (picture.width, picture.height)
-        looked = look(self.vlm, [picture], prompt)
-        ((baseline, *captions),) = self.captions([picture], [[None, *plans]], prompt, max_new_tokens, looked=looked)
+        prefix = run_prefix(self.vlm, [picture], prompt)
+        ((baseline, *captions),) = self.captions([picture], [[None, *plans]], prompt, max_new_tokens, prefix=prefix)
         about = {
             "model": self.vlm.id,
             "revision": self.vlm.revision,
@@ -340,7 +344,7 @@ class Steerer:
         found = []
         for plan, caption in zip(plans, captions, strict=True):
             prepared = self.gather_weights(plan)
-            maps = prepared.maps(looked.q[0], self.image_patches(looked, 0)) if prepared else {}
+            maps = prepared.maps(prefix.q[0], self.image_patches(prefix, 0)) if prepared else {}
             settings = {concept.word: asdict(concept.settings) for concept in plan.concepts}
             told = (*notes, *result_notes(baseline, caption, plan, maps))
             seconds = time.perf_counter() - start

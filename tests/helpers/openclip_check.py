@@ -16,7 +16,7 @@ def main():
     import open_clip
 
     from elude_steer.errors import ModelError, SpecError
-    from elude_steer.models.dual_encoder import load_scorer
+    from elude_steer.models.dual_encoder import load_dual_encoder
 
     torch.manual_seed(0)
     model, _, transform = open_clip.create_model_and_transforms(NAME)
@@ -28,31 +28,33 @@ def main():
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         weights = Path(folder) / "weights.pt"
         torch.save(model.state_dict(), weights)
-        scorer = load_scorer(NAME, library="open_clip", pretrained=str(weights))
+        scorer = load_dual_encoder(NAME, library="open_clip", pretrained=str(weights))
 
         by_hand = model.encode_image(torch.stack([transform(picture) for picture in pictures]), normalize=True)
-        torch.testing.assert_close(scorer.images(pictures), by_hand)
+        torch.testing.assert_close(scorer.embed_images(pictures), by_hand)
         tokens = open_clip.get_tokenizer(NAME)(words)
-        torch.testing.assert_close(scorer.texts(words), model.encode_text(tokens, normalize=True), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            scorer.embed_texts(words), model.encode_text(tokens, normalize=True), atol=1e-5, rtol=0
+        )
 
-        half = load_scorer(NAME, library="open_clip", pretrained=str(weights), dtype="bfloat16")
-        assert half.images(pictures).dtype == torch.float32
-        torch.testing.assert_close(half.images(pictures), by_hand, atol=0.05, rtol=0)
-        assert half.texts(words[:3]).dtype == torch.float32
+        half = load_dual_encoder(NAME, library="open_clip", pretrained=str(weights), dtype="bfloat16")
+        assert half.embed_images(pictures).dtype == torch.float32
+        torch.testing.assert_close(half.embed_images(pictures), by_hand, atol=0.05, rtol=0)
+        assert half.embed_texts(words[:3]).dtype == torch.float32
 
-        assert load_scorer(NAME, library="open_clip", pretrained=str(weights)).key == scorer.key != half.key
+        assert load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)).key == scorer.key != half.key
         other = {name: tensor + 0.5 for name, tensor in model.state_dict().items()}
         torch.save(other, weights)
-        assert load_scorer(NAME, library="open_clip", pretrained=str(weights)).key != scorer.key
+        assert load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)).key != scorer.key
 
         torch.save({"logit_scale": other["logit_scale"]}, weights)
-        raised(ModelError, lambda: load_scorer(NAME, library="open_clip", pretrained=str(weights)))
+        raised(ModelError, lambda: load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)))
 
-    text = raised(SpecError, lambda: load_scorer("ViT-SO400M-16-SigLIP2-384", library="open_clip"))
+    text = raised(SpecError, lambda: load_dual_encoder("ViT-SO400M-16-SigLIP2-384", library="open_clip"))
     assert "until pretrained says which to take; give one of 'webli', or a file." in text, text
-    text = raised(SpecError, lambda: load_scorer("ViT-B-23", library="open_clip", pretrained="openai"))
+    text = raised(SpecError, lambda: load_dual_encoder("ViT-B-23", library="open_clip", pretrained="openai"))
     assert "Did you mean 'ViT-B-32'?" in text, text
-    text = raised(SpecError, lambda: load_scorer("ViT-B-32", library="open_clip", pretrained="opneai"))
+    text = raised(SpecError, lambda: load_dual_encoder("ViT-B-32", library="open_clip", pretrained="opneai"))
     assert "has no weights 'opneai'; give one of 'openai'" in text and "Did you mean 'openai'?" in text, text
     print(f"open_clip {open_clip.__version__}: OK")
 

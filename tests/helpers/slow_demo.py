@@ -4,7 +4,7 @@ import time
 
 from elude_steer.cli.group import main
 from elude_steer.demo import presenter
-from elude_steer.models.vlm import telling
+from elude_steer.models.vlm import report_tokens
 
 PAUSE = 0.3  # seconds a token
 
@@ -14,9 +14,9 @@ def slowly(step):
         time.sleep(PAUSE)
         step(tokens)
 
-    return telling(late)
+    return report_tokens(late)
 
 
 if __name__ == "__main__":
-    presenter.telling = slowly
+    presenter.report_tokens = slowly
     main()

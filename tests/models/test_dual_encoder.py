@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from elude_steer.errors import EludeSteerWarning, ImageError, MissingPackageError, ModelError, SpecError
 from elude_steer.models import dual_encoder
-from elude_steer.models.dual_encoder import Embeddings, Scorer, load_scorer
+from elude_steer.models.dual_encoder import DualEncoder, EmbeddingCache, load_dual_encoder
 from elude_steer.utils import optional
 from tests.helpers.checks import run_in_own_environment
 
@@ -103,7 +103,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(folders):
-    return {name: load_scorer(str(folder)) for name, folder in folders.items()}
+    return {name: load_dual_encoder(str(folder)) for name, folder in folders.items()}
 
 
 def by_hand(folder):
@@ -124,7 +124,7 @@ def ids(texts, length):
 def test_pictures_as_the_model_itself_sees_them(folders, loaded, name):
     model, processor = by_hand(folders[name])
     output = model.get_image_features(**processor(images=images(), return_tensors="pt"))
-    vectors = loaded[name].images(images())
+    vectors = loaded[name].embed_images(images())
     torch.testing.assert_close(vectors, F.normalize(output.pooler_output, dim=-1))
     assert vectors.dtype == torch.float32
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
@@ -133,8 +133,8 @@ def test_pictures_as_the_model_itself_sees_them(folders, loaded, name):
 
 @pytest.mark.parametrize("name", ["siglip", "siglip2", "clip"])
 def test_a_vector_depends_on_its_picture_alone(loaded, name):
-    together = loaded[name].images(images(5))
-    alone = torch.cat([loaded[name].images([image]) for image in images(5)])
+    together = loaded[name].embed_images(images(5))
+    alone = torch.cat([loaded[name].embed_images([image]) for image in images(5)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
@@ -142,7 +142,7 @@ def test_any_mode_of_a_picture(loaded):
     picture = images(1)[0]
     for mode in ("L", "RGBA", "P", "1"):
         odd = picture.convert(mode)
-        assert torch.equal(loaded["siglip"].images([odd]), loaded["siglip"].images([odd.convert("RGB")]))
+        assert torch.equal(loaded["siglip"].embed_images([odd]), loaded["siglip"].embed_images([odd.convert("RGB")]))
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def test_texts_of_siglip_are_lower_case_and_filled_up(folders, loaded, tmp_path)
         return F.normalize(model.get_text_features(**inputs).pooler_output, dim=-1)
 
     words = ["dog", "a photo of the Dog", "red Ball on BEACH", "dog " * 100]
-    vectors = loaded["siglip"].texts(words)
+    vectors = loaded["siglip"].embed_texts(words)
     lower = ids([word.lower() for word in words], 24)
     torch.testing.assert_close(vectors, features(input_ids=lower))
     # Each of these would be wrong, and can be told from the right one.
@@ -164,7 +164,7 @@ def test_texts_of_siglip_are_lower_case_and_filled_up(folders, loaded, tmp_path)
     # Whatever the tokenizer itself would do.
     folder = shutil.copytree(folders["siglip"], tmp_path / "left")
     tokenizer(padding_side="left", model_max_length=7).save_pretrained(folder)
-    assert torch.equal(load_scorer(str(folder)).texts(words), vectors)
+    assert torch.equal(load_dual_encoder(str(folder)).embed_texts(words), vectors)
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def test_texts_of_siglip2_have_64_places(folders, loaded):
     # transformers gives this model a tokenizer of its own class, which knows single letters of our words.
     model = by_hand(folders["siglip2"])[0]
     wanted = model.get_text_features(input_ids=ids(["a", "a"], 64)).pooler_output
-    torch.testing.assert_close(loaded["siglip2"].texts(["a", "A"]), F.normalize(wanted, dim=-1))
+    torch.testing.assert_close(loaded["siglip2"].embed_texts(["a", "A"]), F.normalize(wanted, dim=-1))
 
 
 @torch.no_grad()
@@ -187,7 +187,7 @@ def test_the_shape_of_siglip2_on_the_hub(folders, tmp_path):
     GemmaTokenizer(vocab=words, merges=merges, add_bos_token=False, add_eos_token=True).save_pretrained(folder)
     tokens = [words[token] for token in ("dog", "▁", "d", "<eos>")]
     wanted = by_hand(folder)[0].get_text_features(input_ids=torch.tensor([tokens + [0] * 20])).pooler_output
-    torch.testing.assert_close(load_scorer(str(folder)).texts(["Dog D"]), F.normalize(wanted, dim=-1))
+    torch.testing.assert_close(load_dual_encoder(str(folder)).embed_texts(["Dog D"]), F.normalize(wanted, dim=-1))
 
 
 @torch.no_grad()
@@ -195,8 +195,8 @@ def test_texts_of_clip_are_as_written_and_cut_to_its_context(folders, loaded):
     model = by_hand(folders["clip"])[0]
     words = ["dog", "a photo of the Dog", "dog " * 100]
     wanted = [model.get_text_features(input_ids=ids([word], 12)).pooler_output for word in words]
-    torch.testing.assert_close(loaded["clip"].texts(words), F.normalize(torch.cat(wanted), dim=-1))
-    different = loaded["clip"].texts(["Dog", "dog"])
+    torch.testing.assert_close(loaded["clip"].embed_texts(words), F.normalize(torch.cat(wanted), dim=-1))
+    different = loaded["clip"].embed_texts(["Dog", "dog"])
     assert (different[0] - different[1]).abs().max() > 0.01
 
 
@@ -205,38 +205,40 @@ def test_texts_go_in_batches(loaded, monkeypatch):
 
     def counted(words):
         sizes.append(len(words))
-        return loaded["clip"].embed_texts(words)
+        return loaded["clip"].text_encoder(words)
 
     words = ["dog", "a cat", "the red ball on the beach", "bird", "a"]
-    whole = loaded["clip"].texts(words)
+    whole = loaded["clip"].embed_texts(words)
     monkeypatch.setattr(dual_encoder, "TEXTS", 2)
-    torch.testing.assert_close(replace(loaded["clip"], embed_texts=counted).texts(words), whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        replace(loaded["clip"], text_encoder=counted).embed_texts(words), whole, atol=1e-6, rtol=0
+    )
     assert sizes == [2, 2, 1]
 
 
 def test_a_plain_tensor_is_taken_too(folders, monkeypatch):
     from transformers import CLIPModel
 
-    scorer = load_scorer(str(folders["clip"]))
-    wanted = scorer.images(images())
+    scorer = load_dual_encoder(str(folders["clip"]))
+    wanted = scorer.embed_images(images())
     method = CLIPModel.get_image_features
     monkeypatch.setattr(CLIPModel, "get_image_features", lambda *args, **named: method(*args, **named).pooler_output)
-    assert torch.equal(scorer.images(images()), wanted)
+    assert torch.equal(scorer.embed_images(images()), wanted)
 
 
 def test_other_numbers_of_the_weights(folders, loaded):
-    half = load_scorer(str(folders["siglip"]), dtype="bfloat16")
-    assert half.images(images()).dtype == torch.float32
-    torch.testing.assert_close(half.images(images()), loaded["siglip"].images(images()), atol=0.1, rtol=0)
+    half = load_dual_encoder(str(folders["siglip"]), dtype="bfloat16")
+    assert half.embed_images(images()).dtype == torch.float32
+    torch.testing.assert_close(half.embed_images(images()), loaded["siglip"].embed_images(images()), atol=0.1, rtol=0)
     assert half.key != loaded["siglip"].key
-    assert load_scorer(str(folders["siglip"]), dtype="auto").key == loaded["siglip"].key
+    assert load_dual_encoder(str(folders["siglip"]), dtype="auto").key == loaded["siglip"].key
 
 
 def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
     def changed(name, change):
         folder = shutil.copytree(folders["siglip"], tmp_path / name)
         change(folder)
-        return load_scorer(str(folder)).key
+        return load_dual_encoder(str(folder)).key
 
     def other_weight(folder):
         weights = load_file(folder / "model.safetensors")
@@ -267,30 +269,30 @@ def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
 
 def test_a_home_folder(folders, loaded, monkeypatch):
     monkeypatch.setenv("HOME", str(folders["clip"].parent))
-    scorer = load_scorer("~/clip")
+    scorer = load_dual_encoder("~/clip")
     assert scorer.id == "~/clip"
     assert scorer.key == loaded["clip"].key
 
 
 def test_nothing_to_embed(loaded):
     with pytest.raises(ImageError, match="there are no images to embed"):
-        loaded["clip"].images([])
+        loaded["clip"].embed_images([])
     with pytest.raises(SpecError, match="there are no words to embed"):
-        loaded["clip"].texts([])
+        loaded["clip"].embed_texts([])
     with pytest.raises(ImageError, match="a Tensor cannot be embedded; give PIL images"):
-        loaded["clip"].images([torch.zeros(3, 8, 8)])
+        loaded["clip"].embed_images([torch.zeros(3, 8, 8)])
 
 
 def test_vectors_that_are_not_finite(loaded):
-    broken = replace(loaded["clip"], id="x", embed_images=lambda pictures: torch.full((1, 4), torch.inf))
+    broken = replace(loaded["clip"], id="x", image_encoder=lambda pictures: torch.full((1, 4), torch.inf))
     with pytest.raises(ModelError, match="scorer 'x' gives vectors that are not finite; load it with dtype 'float32'"):
-        broken.images(images(1))
+        broken.embed_images(images(1))
 
 
 def test_a_model_that_reads_no_words(tiny_llava):
     text = "is a LlavaOnevisionModel without get_text_features: it cannot score .* use a SigLIP or CLIP model such as"
     with pytest.raises(ModelError, match=text):
-        load_scorer(str(tiny_llava))
+        load_dual_encoder(str(tiny_llava))
 
 
 def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
@@ -299,7 +301,7 @@ def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
     del weights["text_projection.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"does not load whole: 1 missing keys \(first: 'text_projection.weight'\)"):
-        load_scorer(str(folder))
+        load_dual_encoder(str(folder))
 
 
 def test_what_old_checkpoints_have_too_many_is_no_fault(folders, loaded, tmp_path):
@@ -307,28 +309,28 @@ def test_what_old_checkpoints_have_too_many_is_no_fault(folders, loaded, tmp_pat
     weights = load_file(folder / "model.safetensors")
     weights["text_model.embeddings.position_ids"] = torch.arange(12)[None]  # as openai/clip-vit-base-patch32 has it
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_scorer(str(folder)).key == loaded["clip"].key
+    assert load_dual_encoder(str(folder)).key == loaded["clip"].key
 
 
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(ModelError, match="there is no folder '/no/such/folder' to load a model from"):
-        load_scorer("/no/such/folder")
+        load_dual_encoder("/no/such/folder")
     with pytest.raises(ModelError, match=f"model '{tmp_path}' could not be loaded"):
-        load_scorer(str(tmp_path))
+        load_dual_encoder(str(tmp_path))
     with pytest.raises(ModelError, match="device 'nowhere' cannot be used here"):
-        load_scorer("x", device="nowhere")
+        load_dual_encoder("x", device="nowhere")
     with pytest.raises(ModelError, match="dtype 'float31' is unknown"):
-        load_scorer("x", dtype="float31")
+        load_dual_encoder("x", dtype="float31")
 
 
 def test_arguments_that_do_not_go_together():
     with pytest.raises(SpecError, match="pretrained 'webli' is for open_clip; set library: open_clip, or leave it out"):
-        load_scorer("x", pretrained="webli")
+        load_dual_encoder("x", pretrained="webli")
     with pytest.raises(SpecError, match="revision and trust_remote_code are for transformers; open_clip takes pretr"):
-        load_scorer("x", library="open_clip", revision="main")
+        load_dual_encoder("x", library="open_clip", revision="main")
     text = r"library 'openclip' is unknown; use 'transformers' or 'open_clip'\. Did you mean 'open_clip'\?"
     with pytest.raises(SpecError, match=text):
-        load_scorer("x", library="openclip")
+        load_dual_encoder("x", library="openclip")
 
 
 # open_clip itself needs an environment of its own: see the last test.
@@ -340,7 +342,7 @@ def test_open_clip_is_not_installed():
         r"scorer 'ViT-B-32' needs .*'open_clip', which is not .*`pip install 'elude-steer\[openclip\]'`, or set library"
     )
     with pytest.raises(MissingPackageError, match=text):
-        load_scorer("ViT-B-32", library="open_clip", pretrained="openai")
+        load_dual_encoder("ViT-B-32", library="open_clip", pretrained="openai")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_weights_that_open_clip_does_not_have(monkeypatch, id, pretrained, text)
     )
     monkeypatch.setattr(optional, "require", lambda *_: stub)
     with pytest.raises(SpecError, match=text):
-        load_scorer(id, library="open_clip", pretrained=pretrained)
+        load_dual_encoder(id, library="open_clip", pretrained=pretrained)
 
 
 # The cache. A scorer that counts is enough: its vectors are the mean colours.
@@ -382,7 +384,7 @@ class Counting:
 
 def counting(key="k"):
     calls = Counting()
-    return Scorer("counting", key, calls, calls), calls
+    return DualEncoder("counting", key, calls, calls), calls
 
 
 def hashed(pictures):
@@ -392,15 +394,15 @@ def hashed(pictures):
 def test_each_picture_is_embedded_once(tmp_path):
     scorer, calls = counting()
     pictures = hashed(images(4))
-    wanted = scorer.images([picture for picture, _ in pictures])
+    wanted = scorer.embed_images([picture for picture, _ in pictures])
     calls.seen.clear()
-    cache = Embeddings(scorer, tmp_path)
+    cache = EmbeddingCache(scorer, tmp_path)
     twice = [pictures[0], pictures[1], pictures[0]]
-    assert torch.equal(cache.of(twice), wanted[[0, 1, 0]])
+    assert torch.equal(cache.embed(twice), wanted[[0, 1, 0]])
     assert len(calls.seen) == 2
-    assert torch.equal(cache.of(pictures), wanted)
+    assert torch.equal(cache.embed(pictures), wanted)
     assert len(calls.seen) == 4
-    assert torch.equal(Embeddings(scorer, tmp_path).of(pictures[::-1]), wanted.flip(0))
+    assert torch.equal(EmbeddingCache(scorer, tmp_path).embed(pictures[::-1]), wanted.flip(0))
     assert len(calls.seen) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["images-k.sqlite"]
 
@@ -408,43 +410,45 @@ def test_each_picture_is_embedded_once(tmp_path):
 def test_a_real_model_is_not_called_again(loaded, tmp_path):
     calls = []
     scorer = loaded["siglip"]
-    spied = replace(scorer, embed_images=lambda pictures: calls.append(len(pictures)) or scorer.embed_images(pictures))
-    first = Embeddings(spied, tmp_path).of(hashed(images(3)))
-    assert torch.equal(Embeddings(spied, tmp_path).of(hashed(images(3))), first)
+    spied = replace(
+        scorer, image_encoder=lambda pictures: calls.append(len(pictures)) or scorer.image_encoder(pictures)
+    )
+    first = EmbeddingCache(spied, tmp_path).embed(hashed(images(3)))
+    assert torch.equal(EmbeddingCache(spied, tmp_path).embed(hashed(images(3))), first)
     assert calls == [1, 1, 1]  # one by one, so that no neighbour changes a bit
-    assert torch.equal(first, torch.cat([scorer.images([one]) for one in images(3)]))
+    assert torch.equal(first, torch.cat([scorer.embed_images([one]) for one in images(3)]))
 
 
 def test_another_scorer_has_another_cache(tmp_path):
     first, _ = counting("one")
     second, calls = counting("two")
-    Embeddings(first, tmp_path).of(hashed(images()))
-    Embeddings(second, tmp_path).of(hashed(images()))
+    EmbeddingCache(first, tmp_path).embed(hashed(images()))
+    EmbeddingCache(second, tmp_path).embed(hashed(images()))
     assert len(calls.seen) == 3
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_it_lives_in_our_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
-    Embeddings(counting()[0]).of(hashed(images(1)))
+    EmbeddingCache(counting()[0]).embed(hashed(images(1)))
     assert (tmp_path / "cache" / "images-k.sqlite").is_file()
 
 
 def test_no_pictures(tmp_path):
     with pytest.raises(ImageError, match="there are no images to embed"):
-        Embeddings(counting()[0], tmp_path).of([])
+        EmbeddingCache(counting()[0], tmp_path).embed([])
 
 
 def test_several_threads(tmp_path):
     scorer, _ = counting()
     pictures = hashed(images(24))
-    wanted = scorer.images([picture for picture, _ in pictures])
-    shared = Embeddings(scorer, tmp_path)
+    wanted = scorer.embed_images([picture for picture, _ in pictures])
+    shared = EmbeddingCache(scorer, tmp_path)
 
     def work(number):
-        cache = shared if number % 2 else Embeddings(scorer, tmp_path)
+        cache = shared if number % 2 else EmbeddingCache(scorer, tmp_path)
         order = np.random.default_rng(number).permutation(24)
-        return all(torch.equal(cache.of([pictures[i]])[0], wanted[i]) for i in order)
+        return all(torch.equal(cache.embed([pictures[i]])[0], wanted[i]) for i in order)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
@@ -457,10 +461,10 @@ def test_several_processes(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from tests.models.test_dual_encoder import counting, hashed, images, Embeddings
-cache = Embeddings(counting()[0], Path(sys.argv[1]))
+from tests.models.test_dual_encoder import counting, hashed, images, EmbeddingCache
+cache = EmbeddingCache(counting()[0], Path(sys.argv[1]))
 for start in range(0, 60, 2):
-    cache.of(hashed(images(60))[start : start + 4])
+    cache.embed(hashed(images(60))[start : start + 4])
 """
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, str(tmp_path)]
     root = Path(__file__).parents[2]
@@ -469,17 +473,17 @@ for start in range(0, 60, 2):
         assert process.communicate(timeout=120)[1] == ""
         assert process.returncode == 0
     scorer, calls = counting()
-    Embeddings(scorer, tmp_path).of(hashed(images(60)))
+    EmbeddingCache(scorer, tmp_path).embed(hashed(images(60)))
     assert not calls.seen
 
 
 def check_goes_on(cache, calls, text):
     """It warns once, and the vectors are right, again and again."""
-    wanted = cache.scorer.images(images())
+    wanted = cache.scorer.embed_images(images())
     calls.seen.clear()
     with pytest.warns(EludeSteerWarning, match=text) as caught:
-        assert torch.equal(cache.of(hashed(images())), wanted)
-        assert torch.equal(cache.of(hashed(images())), wanted)
+        assert torch.equal(cache.embed(hashed(images())), wanted)
+        assert torch.equal(cache.embed(hashed(images())), wanted)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
@@ -493,7 +497,7 @@ def test_a_damaged_cache(tmp_path, content):
     text = (
         r"the cache '.*images-k.sqlite' cannot be read \(.*\); pictures are embedded without it\. If it is damaged, del"
     )
-    check_goes_on(Embeddings(scorer, tmp_path), calls, text)
+    check_goes_on(EmbeddingCache(scorer, tmp_path), calls, text)
     assert len(calls.seen) == 6
     assert (tmp_path / "images-k.sqlite").read_bytes() == content
 
@@ -501,26 +505,28 @@ def test_a_damaged_cache(tmp_path, content):
 def test_a_folder_that_cannot_be_made(tmp_path):
     scorer, calls = counting()
     (tmp_path / "file").write_text("")
-    check_goes_on(Embeddings(scorer, tmp_path / "file" / "cache"), calls, r"cannot be read \(.*Not a directory")
+    check_goes_on(EmbeddingCache(scorer, tmp_path / "file" / "cache"), calls, r"cannot be read \(.*Not a directory")
 
 
 def test_a_cache_that_cannot_be_written_is_still_read(tmp_path, monkeypatch):
     scorer, calls = counting()
-    Embeddings(scorer, tmp_path).of(hashed(images())[:2])
+    EmbeddingCache(scorer, tmp_path).embed(hashed(images())[:2])
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(f"file:{path}?mode=ro", timeout, uri=True))
-    check_goes_on(Embeddings(scorer, tmp_path), calls, r"cannot be written \(attempt to write a readonly database\)")
+    check_goes_on(
+        EmbeddingCache(scorer, tmp_path), calls, r"cannot be written \(attempt to write a readonly database\)"
+    )
     assert len(calls.seen) == 2  # the third picture, each time
 
 
 def test_a_cache_that_somebody_keeps_locked(tmp_path, monkeypatch):
     scorer, calls = counting()
-    Embeddings(scorer, tmp_path).of(hashed(images())[:2])
+    EmbeddingCache(scorer, tmp_path).embed(hashed(images())[:2])
     connect = sqlite3.connect
     holder = connect(tmp_path / "images-k.sqlite")
     holder.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, 0.05))
-    check_goes_on(Embeddings(scorer, tmp_path), calls, r"cannot be read \(database is locked\)")
+    check_goes_on(EmbeddingCache(scorer, tmp_path), calls, r"cannot be read \(database is locked\)")
     holder.close()
 
 
@@ -529,15 +535,15 @@ def test_a_cache_that_somebody_keeps_locked(tmp_path, monkeypatch):
 )
 def test_a_damaged_row_is_made_again(tmp_path, change):
     scorer, calls = counting()
-    cache = Embeddings(scorer, tmp_path)
-    wanted = cache.of(hashed(images()))
+    cache = EmbeddingCache(scorer, tmp_path)
+    wanted = cache.embed(hashed(images()))
     with sqlite3.connect(cache.path) as base:
         row = base.execute("SELECT hash, vector FROM vectors LIMIT 1").fetchone()
         base.execute("UPDATE vectors SET vector = ? WHERE hash = ?", (change(row[1]), row[0]))
     base.close()
     calls.seen.clear()
-    assert torch.equal(cache.of(hashed(images())), wanted)
-    assert torch.equal(cache.of(hashed(images())), wanted)
+    assert torch.equal(cache.embed(hashed(images())), wanted)
+    assert torch.equal(cache.embed(hashed(images())), wanted)
     assert len(calls.seen) == 1
 
 

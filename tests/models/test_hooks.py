@@ -7,7 +7,7 @@ from torch import nn
 
 from elude_steer.errors import LayerError
 from elude_steer.method.layers import is_linear
-from elude_steer.models.hooks import find_layer, record, replaced, rewrite, swap_module, watched
+from elude_steer.models.hooks import find_layer, record, replace_forward, rewrite, swap_module, watch_inputs
 from tests.conftest import state_of
 
 
@@ -163,8 +163,8 @@ OURS = {
     "record and stop": lambda model: record(model.fc2),
     "rewrite": lambda model: rewrite(model.fc2, lambda _, output: output + 1),
     "swap_module": lambda model: swap_module(model, "fc2", nn.Linear(6, 4)),
-    "watched": lambda model: watched(model.fc2, lambda given: None),
-    "replaced": lambda model: replaced(model.fc2, lambda original, x: original(x) + 1),
+    "watch_inputs": lambda model: watch_inputs(model.fc2, lambda given: None),
+    "replaced": lambda model: replace_forward(model.fc2, lambda original, x: original(x) + 1),
 }
 ours = pytest.mark.parametrize("opened", OURS)
 
@@ -314,7 +314,7 @@ def talker(no_hooks_left):
 def test_watched_sees_the_keywords_of_every_call_and_changes_nothing(talker, x):
     seen = []
     expected = talker(x, scale=2.0)
-    with watched(talker, seen.append):
+    with watch_inputs(talker, seen.append):
         assert torch.equal(talker(x, scale=2.0), expected)
         assert torch.equal(talker(x=x, scale=2.0), expected)
     talker(x, scale=5.0)
@@ -324,7 +324,7 @@ def test_watched_sees_the_keywords_of_every_call_and_changes_nothing(talker, x):
 
 def test_watched_sees_only_its_own_thread(talker, x):
     seen = []
-    with watched(talker, seen.append):
+    with watch_inputs(talker, seen.append):
         in_another_thread(lambda: talker(x=x))
         assert seen == []
         talker(x=x)
@@ -335,7 +335,7 @@ def test_what_watches_may_fail(talker, x):
     def see(given):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), watched(talker, see):
+    with pytest.raises(ZeroDivisionError), watch_inputs(talker, see):
         talker(x=x)
 
 
@@ -347,10 +347,10 @@ def test_replaced_stands_for_forward_and_reaches_the_original(model, x):
         assert torch.equal(tokens, inside)
         return given(tokens) * 2
 
-    with replaced(model.fc2, compute):
+    with replace_forward(model.fc2, compute):
         first = model(x)
     off = model(x)
-    with replaced(model.fc2, compute):
+    with replace_forward(model.fc2, compute):
         again = model(x)
     assert torch.allclose(first, x + 2 * (original - x), atol=1e-6)
     assert not torch.allclose(first, original)
@@ -361,17 +361,17 @@ def test_replaced_stands_for_forward_and_reaches_the_original(model, x):
 def test_replaced_decides_whether_a_module_computes_at_all(x):
     model = Block()
     model.act = Fails(RuntimeError("computed"))
-    with replaced(model.act, lambda original, tokens: tokens):
+    with replace_forward(model.act, lambda original, tokens: tokens):
         assert torch.equal(model(x), x + model.fc2(model.fc1(x)))
     with pytest.raises(RuntimeError, match="computed"):
         model(x)
 
 
 def test_replaced_passes_on_keywords_and_other_methods(talker, x):
-    with replaced(talker, lambda original, *args, **kwargs: (args, kwargs)):
+    with replace_forward(talker, lambda original, *args, **kwargs: (args, kwargs)):
         assert talker(x, scale=3.0) == ((x,), {"scale": 3.0})
         assert talker.generate(2) == ["a", "a"]
-    with replaced(talker, lambda original, count, **kwargs: original(count + 1, **kwargs), "generate"):
+    with replace_forward(talker, lambda original, count, **kwargs: original(count + 1, **kwargs), "generate"):
         assert talker.generate(2, word="b") == ["b", "b", "b"]
         assert torch.equal(talker(x), talker.inner(x))
     assert talker.generate(2) == ["a", "a"]
@@ -379,8 +379,8 @@ def test_replaced_passes_on_keywords_and_other_methods(talker, x):
 
 def test_of_several_replacements_the_innermost_counts_alone(model, x):
     original = model.fc2(torch.ones(6))
-    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
-        with replaced(model.fc2, lambda given, tokens: given(tokens) + 10):
+    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
+        with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 10):
             assert torch.equal(model.fc2(torch.ones(6)), original + 10)
         assert torch.equal(model.fc2(torch.ones(6)), original + 1)
     assert torch.equal(model.fc2(torch.ones(6)), original)
@@ -391,8 +391,8 @@ def test_the_same_replacement_twice(model):
         return given(tokens) + 1
 
     original = model.fc2(torch.ones(6))
-    with replaced(model.fc2, compute):
-        with replaced(model.fc2, compute):
+    with replace_forward(model.fc2, compute):
+        with replace_forward(model.fc2, compute):
             pass
         assert torch.equal(model.fc2(torch.ones(6)), original + 1)
     assert torch.equal(model.fc2(torch.ones(6)), original)
@@ -405,13 +405,13 @@ def test_a_replacement_that_fails_is_undone(model, x, error):
     def compute(given, tokens):
         raise error
 
-    with pytest.raises(type(error)), replaced(model.fc2, compute):
+    with pytest.raises(type(error)), replace_forward(model.fc2, compute):
         model(x)
     assert torch.equal(model(x), expected)
 
 
 def test_a_method_that_is_not_there(model):
-    with pytest.raises(AttributeError, match="speak"), replaced(model.fc2, print, "speak"):
+    with pytest.raises(AttributeError, match="speak"), replace_forward(model.fc2, print, "speak"):
         pytest.fail("it opened")
 
 
@@ -424,7 +424,7 @@ def test_what_others_put_in_the_place_of_forward_stays_below_and_comes_back(mode
 
     model.fc2.forward = theirs
     for _ in range(2):
-        with replaced(model.fc2, lambda given, tokens: given(tokens) * 2):
+        with replace_forward(model.fc2, lambda given, tokens: given(tokens) * 2):
             assert torch.equal(model.fc2(torch.ones(6)), (bare + 100) * 2)
         assert vars(model.fc2)["forward"] is theirs
     del model.fc2.forward
@@ -432,7 +432,7 @@ def test_what_others_put_in_the_place_of_forward_stays_below_and_comes_back(mode
 
 def test_what_others_put_there_meanwhile_is_left_alone(model):
     bare = model.fc2(torch.ones(6))
-    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
         ours = model.fc2.forward
 
         def theirs(tokens):
@@ -447,7 +447,7 @@ def test_what_others_put_there_meanwhile_is_left_alone(model):
 
 def test_another_thread_computes_as_before(model, x):
     expected = model(x)
-    with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
         assert torch.equal(in_another_thread(lambda: model(x)), expected)
         assert not torch.equal(model(x), expected)
 
@@ -462,7 +462,7 @@ def test_many_threads_replace_the_same_forward_at_once(model):
         right = True
         for i in range(50):
             by = float(100 * number + i)
-            with replaced(model.fc2, lambda given, tokens, by=by: given(tokens) + by):
+            with replace_forward(model.fc2, lambda given, tokens, by=by: given(tokens) + by):
                 right &= torch.equal(model.fc2(torch.ones(6)), bare + by)
             right &= torch.equal(model.fc2(torch.ones(6)), bare)
         return right
@@ -476,13 +476,13 @@ def test_the_last_thread_to_leave_puts_the_method_back(model):
     opened, leave = threading.Event(), threading.Event()
 
     def other():
-        with replaced(model.fc2, lambda given, tokens: given(tokens) + 1):
+        with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
             opened.set()
             leave.wait(timeout=60)
 
     bare = model.fc2(torch.ones(6))
     thread = threading.Thread(target=other)
-    with replaced(model.fc2, lambda given, tokens: given(tokens) + 2):
+    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 2):
         thread.start()
         opened.wait(timeout=60)
     assert "forward" in vars(model.fc2)  # the other is still inside

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, LayerError, ModelError, SpecError
-from elude_steer.models.vlm import PROMPT, Vlm, telling
+from elude_steer.models.vlm import PROMPT, Vlm, report_tokens
 from tests.helpers.tiny import WORDS
 
 FC2 = "vision_tower.encoder.layers.1.mlp.fc2"
@@ -467,7 +467,7 @@ def test_the_grid_has_as_many_tiles_and_patches_as_encode_gives(tiny_vlm, images
 def told_of(vlm, images, **more):
     """What somebody who listens hears, and the captions."""
     told = []
-    with telling(told.append):
+    with report_tokens(told.append):
         captions = vlm.caption(images, **more)
     return told, captions
 
@@ -491,7 +491,7 @@ def test_an_answer_that_ends_early_is_told_to_its_end(steerer, scene):
 def test_a_batch_is_told_as_long_as_its_longest(steerer, scene):
     plan = steerer.plan(minus=[scene.objects[0]])
     told = []
-    with telling(told.append):
+    with report_tokens(told.append):
         result = steerer.explain(scene.image, plan)
     longest = max(len(told_of(steerer.vlm, [scene.image])[0]), len(result.caption.split()) + 1)
     assert told == list(range(1, longest + 1))  # both captions together, and not one behind the other
@@ -502,18 +502,18 @@ def test_nobody_is_told_before_or_after(lively, images):
     heard = list(told)
     lively.caption(images[:1], max_new_tokens=3)
     assert told == heard
-    with telling(told.append):
+    with report_tokens(told.append):
         pass
     assert told == heard
 
 
 def test_the_innermost_is_told_and_the_outer_again_behind_it(lively, images):
     outer, inner = [], []
-    with telling(outer.append):
+    with report_tokens(outer.append):
         lively.caption(images[:1], max_new_tokens=2)
-        with telling(inner.append):
+        with report_tokens(inner.append):
             lively.caption(images[:1], max_new_tokens=3)
-        with pytest.raises(RuntimeError, match="enough"), telling(inner.append):
+        with pytest.raises(RuntimeError, match="enough"), report_tokens(inner.append):
             raise RuntimeError("enough")
         lively.caption(images[:1], max_new_tokens=2)
     assert inner == [1, 2, 3]
@@ -529,12 +529,12 @@ def test_only_the_thread_that_listens_is_told(lively, images):
 
     def caption(number):
         ready.wait()
-        with telling(heard[number].append) if number else nullcontext():
+        with report_tokens(heard[number].append) if number else nullcontext():
             return lively.caption(images[:1], max_new_tokens=1 + number)[0]
 
     alone = [lively.caption(images[:1], max_new_tokens=1 + number)[0] for number in range(4)]
     mine = []
-    with telling(mine.append), ThreadPoolExecutor(4) as pool:
+    with report_tokens(mine.append), ThreadPoolExecutor(4) as pool:
         assert list(pool.map(caption, range(4))) == alone
     assert heard == [[], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
     assert mine == []
@@ -550,7 +550,7 @@ def test_who_raises_ends_the_answer_and_leaves_nothing_behind(lively, images, no
         if tokens == 3:
             raise KeyboardInterrupt("enough")
 
-    with pytest.raises(KeyboardInterrupt, match="enough"), telling(step):
+    with pytest.raises(KeyboardInterrupt, match="enough"), report_tokens(step):
         lively.caption(images[:2], max_new_tokens=6)
     assert told == [1, 2, 3]
     assert lively.caption(images[:2], max_new_tokens=6) == bare
@@ -560,9 +560,9 @@ def test_who_raises_ends_the_answer_and_leaves_nothing_behind(lively, images, no
 def test_who_raises_ends_a_steered_answer_too(steerer, scene):
     plan = steerer.plan(minus=[scene.objects[0]])
     before = steerer.explain(scene.image, plan)
-    with pytest.raises(ZeroDivisionError), telling(lambda tokens: 1 / (2 - tokens)):
+    with pytest.raises(ZeroDivisionError), report_tokens(lambda tokens: 1 / (2 - tokens)):
         steerer.explain(scene.image, plan)
-    with pytest.raises(ZeroDivisionError), telling(lambda tokens: 1 / (2 - tokens)), steerer.applied(plan):
+    with pytest.raises(ZeroDivisionError), report_tokens(lambda tokens: 1 / (2 - tokens)), steerer.applied(plan):
         steerer.vlm.caption([scene.image])
     after = steerer.explain(scene.image, plan)
     assert (after.baseline, after.caption) == (before.baseline, before.caption)

@@ -13,9 +13,9 @@ import elude_steer as es
 from elude_steer import toyland
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.errors import ModelError
-from elude_steer.models.hooks import record, replaced
+from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.patch_layout import Canvases, Packed, Tiles, layout_of
-from elude_steer.models.prefix_cache import Looked, blocks_before, look, resumed
+from elude_steer.models.prefix_cache import Prefix, blocks_before, resume_from, run_prefix
 from elude_steer.models.processor_probe import survey
 from elude_steer.models.vlm import Vlm
 from elude_steer.specs import (
@@ -131,7 +131,7 @@ def test_the_layer_is_the_last_that_reaches_the_words(family, scenes):
     numbered = sorted(name for name in layers if m_shape(layers[name]) == m_shape(vlm.layer))
     assert vlm.layer_name in numbered
     for name in numbered:
-        with replaced(layers[name], lambda original, x: original(x) * 3 + 1):
+        with replace_forward(layers[name], lambda original, x: original(x) * 3 + 1):
             reaches = not torch.equal(logits(vlm, scenes[:1]), bare)
         assert reaches == (name <= vlm.layer_name)
     assert torch.equal(logits(vlm, scenes[:1]), bare)
@@ -283,7 +283,7 @@ def test_the_marked_patch_of_a_reference_is_the_one_that_fired(family, scenes):
 
 def test_a_picture_counts_for_as_many_tiles_as_it_has_patches_for():
     q = torch.zeros(1, 5300, 1), torch.zeros(3, 729, 1), torch.zeros(2, 16, 1)
-    assert Looked({}, q, {}, (), (), ()).tiles == [8, 3, 2]
+    assert Prefix({}, q, {}, (), (), ()).tiles == [8, 3, 2]
 
 
 def test_who_reads_several_blocks_is_never_resumed(family, monkeypatch):
@@ -366,19 +366,19 @@ def test_resuming_gives_what_running_gives(steerer, scenes, how):
     vlm, images = steerer.vlm, [scenes[0], scenes[1].resize((60, 90)), scenes[2].resize((90, 40))]
     plan, order = plan_of(steerer, how), [2, 0, 2, 1]
     plans = [plan, None, None, plan]
-    seen = look(vlm, images)
-    inputs = seen.rows(order)
+    seen = run_prefix(vlm, images)
+    inputs = seen.select(order)
     rows = [
         (i, steerer.gather_weights(one), ImagePatches(vlm, lambda i=i: seen.sizes[i]))
         for i, one in zip(order, plans, strict=True)
     ]
     once = make_resumed_forward(seen.q, rows, lambda parts: vlm.join_images(parts, inputs))
-    with torch.inference_mode(), resumed(vlm, seen, order), replaced(vlm.layer, once):
+    with torch.inference_mode(), resume_from(vlm, seen, order), replace_forward(vlm.layer, once):
         got = vlm.model(**inputs).logits
     ordered = [images[i] for i in order]
     with steerer.applied(plans):
         torch.testing.assert_close(got, logits(vlm, ordered), rtol=1e-3, atol=1e-3)
-    assert blocks_before(vlm)[-1] in seen.kept
+    assert blocks_before(vlm)[-1] in seen.outputs
 
 
 def test_only_the_marked_patches_are_changed(steerer, scenes):
@@ -387,7 +387,7 @@ def test_only_the_marked_patches_are_changed(steerer, scenes):
     box = (42, 0, 84, 28)
     word = words_of(steerer)[0]
     plan = steerer.plan(plus=[word], mode="place", where=box, kappa=6, beta=30.0)
-    seen, prepared = look(vlm, [image]), steerer.gather_weights(plan)
+    seen, prepared = run_prefix(vlm, [image]), steerer.gather_weights(plan)
     change = prepared.output_change(seen.q[0], ImagePatches(vlm, lambda: image.size))
     before = vlm.layout.before
     assert not change[:, :before].any()
@@ -401,7 +401,7 @@ def test_only_the_marked_patches_are_changed(steerer, scenes):
 
 
 def test_what_is_no_patch_is_never_among_the_strongest(steerer, scenes):
-    (q,) = look(steerer.vlm, scenes[:1]).q
+    (q,) = run_prefix(steerer.vlm, scenes[:1]).q
     prepared = steerer.gather_weights(plan_of(steerer, "few"))
     before = steerer.vlm.layout.before
     loud = q.clone()
@@ -432,7 +432,7 @@ def plain(tmp_path_factory):
 def test_a_tower_that_shuffles_its_patches_is_refused(plain):
     embeddings = next(m for name, m in plain.model.named_modules() if name.endswith("vision_tower.embeddings"))
     with (
-        replaced(embeddings, lambda original, *args, **kwargs: original(*args, **kwargs).flip(1)),
+        replace_forward(embeddings, lambda original, *args, **kwargs: original(*args, **kwargs).flip(1)),
         pytest.raises(
             ModelError, match=r"^LlavaForConditionalGeneration cannot be steered: the tower mixes or reorders"
         ),

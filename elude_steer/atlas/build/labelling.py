@@ -26,7 +26,7 @@ from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.method.clip_dissect import GROUP, Dissection, Dissector, log_prior
 from elude_steer.method.layers import sub_unit_parameters
-from elude_steer.models.dual_encoder import Embeddings, Scorer, load_scorer
+from elude_steer.models.dual_encoder import DualEncoder, EmbeddingCache, load_dual_encoder
 from elude_steer.models.images import Item
 from elude_steer.utils.files import explain_write_errors, read_array, read_tensors, write_array, write_tensors
 from elude_steer.utils.fingerprint import make_key, versions
@@ -55,7 +55,7 @@ class Naming:
         self.vocabulary = read_vocabulary(spec.vocabulary, stop_words=spec.stop_words)
         if "{}" not in spec.template:
             raise SpecError(f"labels.template is '{spec.template}'; it says where the word goes: 'a photo of a {{}}'.")
-        self.scorer: Scorer = load_scorer(
+        self.scorer: DualEncoder = load_dual_encoder(
             spec.scorer or "",
             library=spec.library,
             pretrained=spec.pretrained,
@@ -113,14 +113,14 @@ class Naming:
         cut = (self.run.spec.tokens.batch_size, self.run.shard)  # into files, which carry numbers
         key = make_key("seen", self.scorer.key, self.run.images.fingerprint, self.every, cut, device, versions())
         folder = self.run.stage_folder("seen", key)
-        cache = Embeddings(self.scorer)
+        cache = EmbeddingCache(self.scorer)
 
         def look(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
             skipped: dict[str, str] = {}  # told when they were collected
             read = [(item, *got) for item in batch if (got := read_item(item, skipped)) is not None]
             if not read:
                 return []
-            vectors = cache.of([(image, digest) for _, image, digest in read])
+            vectors = cache.embed([(image, digest) for _, image, digest in read])
             numbers = [torch.tensor(item.index, dtype=torch.int32) for item, _, _ in read]
             return [{"vectors": v, "images": n} for v, n in zip(vectors, numbers, strict=True)]
 
@@ -153,7 +153,7 @@ class Naming:
         folder = self.run.stage_folder("evidence", key)
         path = folder / "prepared.npy"
         if self.run.workers.rank == 0 and not path.exists():
-            texts = self.scorer.texts([spec.template.replace("{}", word) for word in self.vocabulary])
+            texts = self.scorer.embed_texts([spec.template.replace("{}", word) for word in self.vocabulary])
             vectors = self._shards(seen, "vectors")
             self._prepare(path, vectors, texts, how)
         self.run.workers.barrier()

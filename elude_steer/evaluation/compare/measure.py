@@ -27,7 +27,7 @@ from elude_steer.evaluation.measures.geometry import collinearity, effective_ran
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
 from elude_steer.evaluation.measures.purity import CLEAN, dominant_concepts
 from elude_steer.method.clip_dissect import Dissection, dissect
-from elude_steer.models.dual_encoder import load_scorer
+from elude_steer.models.dual_encoder import load_dual_encoder
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.vlm import Vlm
 from elude_steer.steering.steerer import Steerer
@@ -65,7 +65,7 @@ class Seen:
                 boxes = vlm.grid(scene.image.size).boxes.reshape(-1, 4)
                 rows["q"].append(q.flatten(0, 1).half().numpy())
                 rows["streams"].append(stream.flatten(0, 1).half().numpy())
-                rows["vectors"].append(scorer.images([scene.image]).numpy())
+                rows["vectors"].append(scorer.embed_images([scene.image]).numpy())
                 rows["shown"].append(np.array(scene.names_at(boxes)))
                 rows["counts"].append(np.array([len(boxes)]))
             for name, path in paths.items():
@@ -240,6 +240,6 @@ class Contest:
 def scorer_and_words(spec: Mapping[str, Any]) -> tuple[Any, list[str], torch.Tensor]:
     """The scorer of an atlas's spec, its vocabulary, and what the scorer makes of it."""
     labels = spec["labels"]
-    scorer = load_scorer(labels["scorer"], library=labels["library"], pretrained=labels["pretrained"])
+    scorer = load_dual_encoder(labels["scorer"], library=labels["library"], pretrained=labels["pretrained"])
     vocabulary = read_vocabulary(labels["vocabulary"], stop_words=labels["stop_words"])
-    return scorer, list(vocabulary), scorer.texts([labels["template"].replace("{}", word) for word in vocabulary])
+    return scorer, list(vocabulary), scorer.embed_texts([labels["template"].replace("{}", word) for word in vocabulary])

@@ -17,7 +17,7 @@ import numpy as np
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.edits.fluency import likelihoods
 from elude_steer.models.images import open_image
-from elude_steer.models.prefix_cache import look, turns
+from elude_steer.models.prefix_cache import image_batches, run_prefix
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
@@ -258,7 +258,7 @@ def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def caption_baselines(steerer: Steerer, world: World, prompt: str = PROMPT, batch_size: int = 32) -> list[str]:
     """What the model says of every picture by itself."""
     said: list[str] = []
-    for _, batch in turns(steerer.vlm, world.cases, lambda case: case.image, batch_size):
+    for _, batch in image_batches(steerer.vlm, world.cases, lambda case: case.image, batch_size):
         said += [own[0] for own in steerer.captions(batch, [[None]] * len(batch), prompt)]
     return said
 
@@ -289,13 +289,13 @@ def run_edits(
     """
     weigh = world.read("").well_formed is None if likelihood is None else likelihood
     outcomes: list[Outcome] = []
-    for part, images in turns(steerer.vlm, tasks, lambda task: world.cases[task.case].image, batch_size):
+    for part, images in image_batches(steerer.vlm, tasks, lambda task: world.cases[task.case].image, batch_size):
         plans = [[make_plan(task)] for task in part]
         if weigh:
-            looked = look(steerer.vlm, images, prompt)
-            said = [own[0] for own in steerer.captions(images, plans, prompt, looked=looked)]
+            prefix = run_prefix(steerer.vlm, images, prompt)
+            said = [own[0] for own in steerer.captions(images, plans, prompt, prefix=prefix)]
             texts = [[caption, task.baseline] for task, caption in zip(part, said, strict=True)]
-            weights = likelihoods(steerer.vlm, images, texts, prompt, looked=looked)
+            weights = likelihoods(steerer.vlm, images, texts, prompt, prefix=prefix)
             changes: list[float | None] = [after - before for after, before in weights]
         else:
             said = [own[0] for own in steerer.captions(images, plans, prompt)]

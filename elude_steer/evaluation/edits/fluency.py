@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from elude_steer.errors import ModelError, SpecError
-from elude_steer.models.prefix_cache import Looked, look, resumed
-from elude_steer.models.vlm import PROMPT, Vlm, last_logits
+from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
+from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
 from elude_steer.steering.steerer import MAX_BATCH_TILES
 
 
@@ -20,7 +20,7 @@ def likelihoods(
     texts: Sequence[Sequence[str]],
     prompt: str = PROMPT,
     *,
-    looked: Looked | None = None,
+    prefix: Prefix | None = None,
 ) -> list[list[float]]:
     """How likely the model finds each text as its answer about a picture: the mean log-probability of a token.
 
@@ -32,7 +32,7 @@ def likelihoods(
         images: PIL pictures.
         texts: for each picture its texts.
         prompt: the question.
-        looked: what `resuming.look` gave for these pictures and this prompt, where it is known already.
+        prefix: what `prefix_cache.run_prefix` gave for these pictures and this prompt, where it is known already.
 
     Example:
         >>> likelihoods(vlm, [image], [["a dog on a street", "street dog dog"]])
@@ -41,15 +41,15 @@ def likelihoods(
         raise SpecError(f"{len(texts)} lists of texts for {len(images)} pictures; give each picture one.")
     if not len(images):
         return []
-    seen = look(vlm, images, prompt) if looked is None else looked
+    seen = run_prefix(vlm, images, prompt) if prefix is None else prefix
     rows = list(dict.fromkeys((picture, text) for picture, own in enumerate(texts) for text in own))
     most = max(1, MAX_BATCH_TILES // max(seen.tiles))
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(rows), most):
         part = rows[start : start + most]
         pictures = [picture for picture, _ in part]
-        with resumed(vlm, seen, pictures):
-            means = _forced(vlm, seen.rows(pictures), [text for _, text in part])
+        with resume_from(vlm, seen, pictures):
+            means = _forced(vlm, seen.select(pictures), [text for _, text in part])
         found |= dict(zip(part, means, strict=True))
     return [[found[picture, text] for text in own] for picture, own in enumerate(texts)]
 
@@ -70,7 +70,7 @@ def _forced(vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence[str]) -> list[f
         else value
         for name, value in inputs.items()
     }
-    logits = vlm.model(**longer, **last_logits(vlm.model, longest + 1)).logits
+    logits = vlm.model(**longer, **limit_logits(vlm.model, longest + 1)).logits
     log = logits[:, -longest - 1 : -1].float().log_softmax(-1)  # (rows, longest, words)
     answers, real = answers.to(log.device), real.to(log.device)
     chosen = log.gather(-1, answers[..., None])[..., 0]

@@ -28,7 +28,7 @@ from elude_steer.evaluation.edits.benchmark import (
     score_caption,
     summarize,
 )
-from elude_steer.models.prefix_cache import turns
+from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.settings import Settings
@@ -108,7 +108,7 @@ def sweep(
         if not path.exists():
             plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
             got: list[list[str]] = []
-            for some, images in turns(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
+            for some, images in image_batches(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
                 got += steerer.captions(images, plans[len(got) : len(got) + len(some)], prompt)
             text = json.dumps(got)
             write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]

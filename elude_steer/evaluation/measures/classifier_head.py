@@ -15,7 +15,7 @@ from elude_steer.evaluation.measures.faithfulness import accuracy
 from elude_steer.method.layers import split_layer
 from elude_steer.models.hooks import find_layer, swap_module
 from elude_steer.models.images import Item
-from elude_steer.models.loading import check_device, explained, pil_backend, refuse_partial_load
+from elude_steer.models.loading import check_device, explain_load_errors, pil_backend, refuse_partial_load
 from elude_steer.utils.files import resolve_id
 
 
@@ -41,7 +41,7 @@ def head_accuracy(
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     folder = resolve_id(model_id)
-    with explained(model_id):
+    with explain_load_errors(model_id):
         model, info = AutoModelForImageClassification.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )

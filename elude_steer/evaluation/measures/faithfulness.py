@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elude_steer.models.hooks import swap_module
-from elude_steer.models.prefix_cache import turns
+from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import PROMPT, Vlm
 
 
@@ -72,7 +72,7 @@ def caption_agreement(
         said: the captions of the model as it is, where they are known.
     """
     same, count = 0, 0
-    for _, batch in turns(vlm, images, lambda image: image, size):
+    for _, batch in image_batches(vlm, images, lambda image: image, size):
         before = vlm.caption(batch, prompt=prompt) if said is None else said[count : count + len(batch)]
         with swap_module(vlm.model, vlm.layer_name, layer):
             after = vlm.caption(batch, prompt=prompt)

@@ -12,7 +12,7 @@ from elude_steer.atlas.build.tokens import strongest_patches
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.errors import AtlasError, EludeSteerWarning, SpecError
 from elude_steer.method.clip_dissect import Dissection, dissect
-from elude_steer.models.dual_encoder import load_scorer
+from elude_steer.models.dual_encoder import load_dual_encoder
 from elude_steer.models.images import image_set
 from elude_steer.models.vlm import Vlm
 from tests.helpers.tiny import save_images
@@ -68,8 +68,8 @@ def pooled(atlas, tiny_llava, image_folder):
 
 def test_names_are_those_of_the_whole_matrix(atlas, pooled, image_folder, scorer):
     items = list(image_set(image_folder).items())
-    model, words = load_scorer(str(scorer)), read_vocabulary("toyland")
-    similarities = torch.cat([model.images([item.read()[0]]) for item in items]) @ model.texts(words).T
+    model, words = load_dual_encoder(str(scorer)), read_vocabulary("toyland")
+    similarities = torch.cat([model.embed_images([item.read()[0]]) for item in items]) @ model.embed_texts(words).T
     alive = ~atlas.dead
     named = dissect(pooled[0][:, alive], similarities, Dissection(top_k=12))
     assert torch.isin(torch.from_numpy(atlas.labels.words[alive.numpy(), 0]), named.words[:, 0]).all()
