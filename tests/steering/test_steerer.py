@@ -13,7 +13,7 @@ from elude_steer import toyland
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
 from elude_steer.evaluation.edits.benchmark import toyland_world
 from elude_steer.evaluation.edits.tune import save_settings, tune
-from elude_steer.models.prefix_cache import look
+from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import Settings
@@ -443,7 +443,7 @@ def test_a_minus_word_without_sub_units_of_its_own_still_says_where(steerer):
 
 
 def test_looking_stops_at_the_target(steerer, scenes):
-    seen = look(steerer.vlm, [scenes[1].image])
+    seen = run_prefix(steerer.vlm, [scenes[1].image])
     assert seen.q[0].shape == (3, 64, 512)
     with torch.inference_mode():
         assert torch.equal(seen.q[0], steerer.vlm.encode([scenes[1].image])[0])
