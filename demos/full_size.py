@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
-from full_model import picture, save_model
+from full_size_model import picture, save_model
 
 from elude_steer.cli.steer import hide_loading_bars
 from elude_steer.utils.files import write_file

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from demos.toyland.learning import Course, learn
+from demos.toyland.training_loop import Course, learn
 from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, Scene
 from elude_steer.toyland.world import JUMPING, OBJECTS, PLACES
 

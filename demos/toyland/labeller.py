@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from demos.toyland.captioner import base_tile, vision_config, word_tokenizer, words
-from demos.toyland.learning import Course, learn
+from demos.toyland.training_loop import Course, learn
 from elude_steer.errors import ModelError
 from elude_steer.toyland.scenes import SIDE, Scene
 from elude_steer.toyland.world import CONCEPTS, JUMPING, PLACES

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from demos.toyland.wordlist import SCOWL, SYNONYMS, WORDNET, WordNet, common_words
+from demos.toyland.synonyms import SYNONYMS
+from demos.vocabulary.wordnet import SCOWL, WORDNET, WordNet, common_words
 from elude_steer.errors import MissingPackageError, SpecError
 from elude_steer.toyland.world import CONCEPTS
 from elude_steer.utils.files import new_folder

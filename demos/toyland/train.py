@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from demos.toyland import captioner, labeller, matcher
-from demos.toyland.examine import as_dict, caption_all, examine_captions, examine_labels, held_out
+from demos.toyland.report import as_dict, caption_all, examine_captions, examine_labels, held_out
 from elude_steer import toyland
 from elude_steer.models.vlm import Vlm
 from elude_steer.utils.files import home, write_file

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from demos import make_nouns
+from demos.vocabulary import make_nouns
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS, read_vocabulary, shipped_vocabularies
 from elude_steer.errors import MissingPackageError, SpecError
 from elude_steer.toyland.world import CONCEPTS
@@ -203,6 +203,6 @@ def test_what_is_missing_is_said_in_one_line(sources):
     wordnet, scowl = sources
     (wordnet / "cntlist.rev").unlink()
     with pytest.raises(
-        MissingPackageError, match=r"no .*cntlist\.rev; `apt-get install wordnet-base`, or name WordNet's"
+        MissingPackageError, match=r"no .*cntlist\.rev; run `apt-get install wordnet-base`, or pass WordNet's"
     ):
         make_nouns.main(wordnet, scowl)

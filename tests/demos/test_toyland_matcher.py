@@ -3,12 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from demos.toyland import matcher, wordlist
+from demos.toyland import matcher, synonyms
+from demos.vocabulary import wordnet
 from elude_steer import toyland
 from elude_steer.errors import MissingPackageError, SpecError
 from elude_steer.toyland.world import CONCEPTS
 
-SYNONYMS = json.loads(wordlist.SYNONYMS.read_text(encoding="utf-8"))
+SYNONYMS = json.loads(synonyms.SYNONYMS.read_text(encoding="utf-8"))
 
 # offset, lexicographer's file, lemmas, hyponyms, gloss
 SYNSETS = [
@@ -109,22 +110,22 @@ def test_the_list_keeps_its_rule():
     assert set(SYNONYMS.values()) <= set(CONCEPTS)
     assert not set(SYNONYMS) & set(CONCEPTS)
     assert list(SYNONYMS.items()) == sorted(SYNONYMS.items(), key=lambda item: (CONCEPTS.index(item[1]), item[0]))
-    assert set(wordlist.SYNSETS) == set(CONCEPTS) - {"clean wall"}
+    assert set(synonyms.SYNSETS) == set(CONCEPTS) - {"clean wall"}
 
 
 def test_the_list_is_made_by_its_rule(sources, monkeypatch):
-    monkeypatch.setattr(wordlist, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1),)})
-    dictionary = wordlist.WordNet(sources["wordnet"])
-    common = set(wordlist.common_words(sources["scowl"]))
+    monkeypatch.setattr(synonyms, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1),)})
+    dictionary = wordnet.WordNet(sources["wordnet"])
+    common = set(wordnet.common_words(sources["scowl"]))
     # domestic_dog is two words, kitty is first of all money, dog and cat are concepts
-    assert wordlist.synonyms(dictionary, common) == {"puppy": "dog", "kitten": "cat"}
-    assert wordlist.synonyms(dictionary, common - {"kitten"}) == {"puppy": "dog"}
-    monkeypatch.setattr(wordlist, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1), ("puppy", 1))})
-    assert wordlist.synonyms(dictionary, common) == {"kitten": "cat"}
+    assert synonyms.find_synonyms(dictionary, common) == {"puppy": "dog", "kitten": "cat"}
+    assert synonyms.find_synonyms(dictionary, common - {"kitten"}) == {"puppy": "dog"}
+    monkeypatch.setattr(synonyms, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1), ("puppy", 1))})
+    assert synonyms.find_synonyms(dictionary, common) == {"kitten": "cat"}
 
 
 def test_singular(sources):
-    singular = wordlist.WordNet(sources["wordnet"]).singular
+    singular = wordnet.WordNet(sources["wordnet"]).singular
     words = ("dog", "dogs", "puppies", "doggen", "his", "runs", "")
     assert [singular(word) for word in words] == ["dog", "dog", "puppy", "dog", None, None, None]
 
@@ -138,13 +139,13 @@ def test_singular(sources):
     ],
 )
 def test_first_clause(gloss, clause):
-    assert wordlist.first_clause(gloss) == clause
+    assert wordnet.first_clause(gloss) == clause
 
 
 def test_vocabulary(sources):
     teacher = {token: number for number, token in enumerate(TEACHER)}
-    common = wordlist.common_words(sources["scowl"])
-    tokens = matcher.vocabulary(common, wordlist.WordNet(sources["wordnet"]), teacher)
+    common = wordnet.common_words(sources["scowl"])
+    tokens = matcher.vocabulary(common, wordnet.WordNet(sources["wordnet"]), teacher)
     assert tokens[:6] == ["the", "of", "##s", "dog", "cat", "puppy"]
     assert {"kitten", "kitty", "puppies", "runs", "frisbee", "a", "##a"} <= set(tokens)
     # begins with its singular; neither a noun nor known to the teacher; rare; not ASCII

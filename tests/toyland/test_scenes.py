@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from demos.toyland import captioner, labeller
-from demos.toyland.examine import caption_all, examine_captions, examine_labels, held_out
+from demos.toyland.report import caption_all, examine_captions, examine_labels, held_out
 from elude_steer import toyland
 from elude_steer.errors import StorageError
 from elude_steer.models.vlm import Vlm

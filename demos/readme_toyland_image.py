@@ -1,6 +1,6 @@
 """Draws scenes of toyland with their true captions and what the captioner says.
 
-python demos/contact_sheet.py demos/images/toyland.png --count 32 --seed 90002
+python demos/readme_toyland_image.py demos/images/toyland.png --count 32 --seed 90002
 """
 
 import argparse
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from demos.toyland.examine import caption_all, held_out
+from demos.toyland.report import caption_all, held_out
 from elude_steer import Vlm, toyland
 
 COLUMNS, CELL, PICTURE, MARGIN = 4, (384, 128), 112, 8

@@ -5,7 +5,7 @@ with an upstream support of its own, background on a few other dimensions, and a
 concept. Both backends run in this process on the same vectors, so that their ratio does not depend on the machine as
 much as their times do. hdbscan runs once, exact three times (the median counts).
 
-    python demos/benchmarks/clustering.py clustering.json --points 1000 3000
+    python demos/benchmarks/exact_clustering.py clustering.json --points 1000 3000
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A sweep of 81 settings on one picture of toyland beside 81 plain captions: `python demos/benchmarks/sweeping.py`.
+"""A sweep of 81 settings on one picture of toyland beside 81 plain captions: `python demos/benchmarks/sweep.py`.
 
-    python demos/benchmarks/sweeping.py [--rounds 5] [--json OUT]
+    python demos/benchmarks/sweep.py [--rounds 5] [--json OUT]
 
 The two take turns. Beside them the naive way: 81 steered captions, each from the picture on. Every caption of the sweep
 is held against the naive one.

@@ -1,6 +1,6 @@
 """A LLaVA-OneVision of the 0.5B checkpoint's size with random weights, and an atlas of its last fc2.
 
-    python demos/benchmarks/full_model.py FOLDER [--tiny]
+    python demos/benchmarks/full_size_model.py FOLDER [--tiny]
 
 Nothing is downloaded: configuration, shards, tokenizer and processor are written as the Hub has them (3.6 GB of
 float32), so that everything loads through the library's own doors. Its captions are words without sense. `--tiny` has

@@ -1,6 +1,6 @@
 """How time and memory grow with the work: collecting, ranking, clustering, naming, matching at 1, 2, 4 and 8 times.
 
-    python demos/benchmarks/growth.py [--times 1 2 4 8] [--plot OUT.png] [--json OUT]
+    python demos/benchmarks/scaling.py [--times 1 2 4 8] [--plot OUT.png] [--json OUT]
 
 Everything is done on toyland by the library's own functions, with one thread, each size in a process of its own. A
 row's slope is that of a line through its times on doubly logarithmic axes, beside the slope of its arithmetic: 1 where

@@ -1,6 +1,6 @@
 """Two processes beside one on toyland: the same bytes, and how much of the time; what the token store costs.
 
-    python demos/benchmarks/processes.py [--images 1500] [--units 48] [--rounds 3] [--processes 2]
+    python demos/benchmarks/parallel_build.py [--images 1500] [--units 48] [--rounds 3] [--processes 2]
 
 The command is run as a user would run it, each process with one thread, ways taking turns, each time from nothing.
 Seconds are those that the build itself tells of its stages. Collecting and clustering of two processes together are to

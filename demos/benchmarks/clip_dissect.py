@@ -1,4 +1,4 @@
-"""What naming costs: `python demos/benchmarks/dissection.py [--json OUT]`.
+"""What naming costs: `python demos/benchmarks/clip_dissect.py [--json OUT]`.
 
 Dissects 2,000 sub-units by 5,000 images and 5,000 words with soft-WPMI and compares with its bare arithmetic in the
 same run: the product of image and text vectors, and one logarithm of as many values as the formula has. Then

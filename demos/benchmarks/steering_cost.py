@@ -1,8 +1,8 @@
 """What steering costs at the size of LLaVA-OneVision 0.5B: operations, time, memory, and a sweep of nine settings.
 
-    python demos/benchmarks/full_steering.py [--parts memory cost sweep] [--work FOLDER] [--json OUT]
+    python demos/benchmarks/steering_cost.py [--parts memory cost sweep] [--work FOLDER] [--json OUT]
 
-A checkpoint of that size with random weights and an atlas of its last fc2 (see full_model.py) are written to `--work`
+A checkpoint of that size with random weights and an atlas of its last fc2 (see full_size_model.py) are written to `--work`
 and loaded as any other. Two words of 200 sub-units each are scaled, on 50 patches a tile (`nu 50`) or on all
 (`nu all`), while 32 tokens are written about a picture of two tiles. `explicit` is the layer with all its 9,216
 sub-units, as the paper runs it.
@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from full_model import picture, save_atlas, save_model
+from full_size_model import picture, save_atlas, save_model
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers.modeling_outputs import BaseModelOutput
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of toyland's steering recipes: `python demos/make_pictures.py`, into demos/images/."""
+"""Draws the pictures of toyland's steering recipes: `python demos/make_images.py`, into demos/images/."""
 
 from pathlib import Path
 

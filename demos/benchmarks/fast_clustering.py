@@ -1,6 +1,6 @@
 """How fast `fast` clusters, how close it is to `exact`, how it grows, and what a whole layer takes.
 
-    python demos/benchmarks/fast_clusters.py [--parts unit growth layer toyland] [--work FOLDER] [--json OUT]
+    python demos/benchmarks/fast_clustering.py [--parts unit growth layer toyland] [--work FOLDER] [--json OUT]
 
 Contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): eight concepts of unequal size with overlapping
 supports, sparse background of a tenth, a third or all of the signal's energy (clear, medium, hard), 30 % noise that has
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from purity import held_out, purity, summed
 from sklearn.metrics import adjusted_rand_score
+from toyland_purity import held_out, purity, summed
 
 import elude_steer as es
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
@@ -108,7 +108,7 @@ GROW = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-import fast_clusters as f
+import fast_clustering as f
 from sklearn.metrics import adjusted_rand_score as ari
 vectors, truth = f.unit({points}, "medium", 0)
 held = vectors.numel() * 4 / 2**30
@@ -173,7 +173,7 @@ def layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
             own, done = list(range(rank, units, processes)), Path(folder) / f"done-{rank}.json"
             script = (
                 f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
-                f"import fast_clusters; fast_clusters.work(Path({str(store)!r}), {own}, Path({str(done)!r}))"
+                f"import fast_clustering; fast_clustering.work(Path({str(store)!r}), {own}, Path({str(done)!r}))"
             )
             running.append((subprocess.Popen([sys.executable, "-c", script]), done))
         for process, _ in running:

@@ -1,6 +1,6 @@
 """Draws what the README opens with: a picture, where each word fires, and the captions before and after.
 
-python demos/steering_picture.py demos/images/steering.png
+python demos/readme_steering_image.py demos/images/steering.png
 """
 
 import sys

@@ -1,6 +1,6 @@
 """How well words steer toyland: objects removed and replaced on held-out scenes, with what else it changes.
 
-    python demos/benchmarks/edits.py --scenes 300 --seed 81001
+    python demos/benchmarks/toyland_edits.py --scenes 300 --seed 81001
 
 Rows: the atlas's own settings; the paper's way (`scale`); ours without its parts, one by one; the same settings with
 names from the truth in the place of the dissection's. A row is read as: of all edits, in how many the old object is
