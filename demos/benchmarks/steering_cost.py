@@ -2,8 +2,8 @@
 
     python demos/benchmarks/steering_cost.py [--parts memory cost sweep] [--work FOLDER] [--json OUT]
 
-A checkpoint of that size with random weights and an atlas of its last fc2 (see full_size_model.py) are written to `--work`
-and loaded as any other. Two words of 200 sub-units each are scaled, on 50 patches a tile (`nu 50`) or on all
+A checkpoint of that size with random weights and an atlas of its last fc2 (see full_size_model.py) are written to
+`--work` and loaded as any other. Two words of 200 sub-units each are scaled, on 50 patches a tile (`nu 50`) or on all
 (`nu all`), while 32 tokens are written about a picture of two tiles. `explicit` is the layer with all its 9,216
 sub-units, as the paper runs it.
 

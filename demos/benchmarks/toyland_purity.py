@@ -1,4 +1,6 @@
-"""How clean toyland's sub-units are, and whether their names are right: `python demos/benchmarks/toyland_purity.py [--quick]`.
+"""How clean toyland's sub-units are, and whether their names are right.
+
+    python demos/benchmarks/toyland_purity.py [--quick]
 
 On held-out scenes, where the truth about every patch is known: a unit or sub-unit is clean if at least 60 % of its 100
 strongest patches show one thing, an object or a place. Compared are the paper's rule, ours, a random split into as many

@@ -49,9 +49,8 @@ def select_nouns(wordnet: WordNet, common: dict[str, int], counts: dict[str, tup
     other_people = _kinds(wordnet, ["person"]) - _kinds(wordnet, KINDS) - {wordnet.senses[word][0] for word in PEOPLE}
 
     def is_visible(word: str) -> bool:
-        senses = [
-            synset for synset in wordnet.senses[word] if word in wordnet.lemmas[synset]
-        ]  # "turkey", but not "Turkey"
+        # Lemmas keep their capitals: the senses of "turkey" do not include "Turkey".
+        senses = [synset for synset in wordnet.senses[word] if word in wordnet.lemmas[synset]]
         if any(_OFFENSIVE.search(wordnet.definition[synset]) for synset in senses[:2]):
             return False
         # WordNet lists people first for many names of animals, such as tiger.
