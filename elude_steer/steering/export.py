@@ -35,7 +35,7 @@ def export(steerer: Steerer, plan: Plan, out: str | Path) -> Path:
     prepared = steerer.gather_weights(plan)
     if prepared is None:
         raise SpecError("there is no plan to export.")
-    weight, bias = prepared.linear_change
+    weight, bias = prepared.weight_change
     layer: Any = steerer.vlm.layer
     name, model = steerer.vlm.layer_name, steerer.vlm.model
     state = dict(model.state_dict())

@@ -1,4 +1,11 @@
-"""Words become edits before anything runs: which sub-units, found by which word, changed how, and on which patches."""
+"""A plan of edits, made before anything runs: which sub-units stand for a concept, and how and where they change.
+
+A concept is something to remove (`minus`) or to add (`plus`), named by a word. The sub-units whose labels are closest
+to the word stand for it. In mode `scale`, each of them is multiplied where it fires. In mode `place`, plus concepts are
+*placed*: their sub-units are set to a value on a region, by default the one where the minus concepts fire. The region
+of a removed concept can be *filled* with the sub-units that fire around it. The *stream* is the residual stream behind
+the layer.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +21,17 @@ from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import Settings
 
 if TYPE_CHECKING:
-    from elude_steer.atlas.atlas import Atlas
     from elude_steer.models.matcher import Matcher
+    from elude_steer.steering.sub_unit_source import SubUnitSource
 
-FAR = 0.45  # below this cosine a word is said to be far from every label
+FAR = 0.45  # below this cosine a word counts as far from every label
+
+Words = Sequence[str] | Mapping[str, Mapping[str, Any]]  # as a mapping, each word has settings
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One sub-unit and what happens to it: `scale` multiplies its activation by `amount`, `set` makes it `amount`."""
+    """The change of one sub-unit: `scale` multiplies its activation by `amount`, `set` replaces it with `amount`."""
 
     sub_unit: int
     unit: int
@@ -36,7 +45,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Concept:
-    """A wanted word: whether it goes (`minus`) or comes (`plus`), how, the sub-units that stand for it, and where."""
+    """A concept to remove (`minus`) or add (`plus`), with its settings, the edits of its sub-units, and its region."""
 
     word: str
     role: Literal["minus", "plus"]
@@ -52,13 +61,22 @@ class Concept:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Everything that will happen to a picture, before it happens.
+    """All edits of an image, before they are made.
 
     Attributes:
-        concepts: minus words first, each in the order they were given.
-        where: the region of words that have none of their own; None goes where the minus words fire.
-        atlas: the name of the atlas the sub-units are numbered in.
+        concepts: minus concepts first, each role in the order of the words.
+        where: the region of concepts that have none themselves; None is where the minus concepts fire.
+        atlas: the name of the atlas that numbers the sub-units.
         weights: the fingerprint of that atlas.
+
+    Example:
+        >>> from elude_steer import Plan, Steerer
+        >>> plan = Steerer.load("toyland").plan(minus=["dog"], kappa=4, fill=0, reach=0)
+        >>> print(plan)
+        -dog: 4 sub-units times -15 on the region with 35% of its peak, at most 12 patches a tile
+          4 by 'dog' (1.00)
+        >>> Plan.from_dict(plan.to_dict()) == plan
+        True
     """
 
     concepts: tuple[Concept, ...] = ()
@@ -68,52 +86,22 @@ class Plan:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """All edits of all words."""
+        """The edits of all concepts."""
         return tuple(edit for concept in self.concepts for edit in concept.edits)
 
     @property
     def has_effect(self) -> bool:
-        """Whether anything can change at all."""
+        """Whether the plan can change anything."""
         some = any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
         return some or any(self.is_filled(concept) or self.stream_reach(concept) for concept in self.concepts)
 
-    def stream_reach(self, concept: Concept) -> float:
-        """How many times the stream the units without a word's sub-units are moved by: away where it is removed."""
-        how = concept.settings
-        if how.mode != "place" or not concept.edits:
-            return 0.0
-        if concept.is_placed:
-            return how.reach
-        return (
-            0.0 if any(other.is_placed for other in self.concepts) or not self.has_surroundings(concept) else -how.reach
-        )
-
-    def has_surroundings(self, concept: Concept) -> bool:
-        """Whether the region of a removed word leaves anything around it."""
-        how = concept.settings
-        return how.nu != "all" or how.fits or self.marked_region(concept) is not None
-
-    def is_filled(self, concept: Concept) -> bool:
-        """Whether the surroundings take the place of a removed word: not if something else is placed there."""
-        how = concept.settings
-        wanted = concept.role == "minus" and how.mode == "place" and how.fill > 0 and bool(concept.edits)
-        return (
-            wanted
-            and self.has_surroundings(concept)
-            and not any(c.is_placed and self.marked_region(c) is None for c in self.concepts)
-        )
-
-    def marked_region(self, concept: Concept) -> Region | None:
-        """The region that the user marked for a word; the plan's is for what is placed, or else for what goes."""
-        elsewhere = concept.role == "minus" and any(other.is_placed for other in self.concepts)
-        return concept.where or (None if elsewhere else self.where)
-
     @property
     def is_linear(self) -> bool:
-        """Whether the edit is linear in the layer's input: every patch, and nothing set."""
+        """Whether the edit is linear in the layer's input: it scales on every patch, and sets nothing."""
         touched = [c for c in self.concepts if c.edits]
-        others = (c.is_placed or c.settings.fits or self.is_filled(c) or self.stream_reach(c) for c in touched)
-        return all(c.settings.nu == "all" for c in touched) and not any(others)
+        if not all(c.settings.nu == "all" for c in touched):
+            return False
+        return not any(c.is_placed or c.settings.fits or self.is_filled(c) or self.stream_reach(c) for c in touched)
 
     @property
     def key(self) -> str:
@@ -123,6 +111,41 @@ class Plan:
     def words(self, role: str) -> tuple[str, ...]:
         """The words of one role."""
         return tuple(concept.word for concept in self.concepts if concept.role == role)
+
+    def marked_region(self, concept: Concept) -> Region | None:
+        """The region that the user marked for a concept.
+
+        The plan's region is for placed concepts; for removed ones only where nothing is placed.
+        """
+        elsewhere = concept.role == "minus" and any(other.is_placed for other in self.concepts)
+        return concept.where or (None if elsewhere else self.where)
+
+    def stream_reach(self, concept: Concept) -> float:
+        """Multiple of the mean residual stream added to units that hold none of the concept's sub-units.
+
+        Negative when removing; 0 for a removed concept if another one is placed.
+        """
+        settings = concept.settings
+        if settings.mode != "place" or not concept.edits:
+            return 0.0
+        if concept.is_placed:
+            return settings.reach
+        if any(other.is_placed for other in self.concepts) or not self.has_surroundings(concept):
+            return 0.0
+        return -settings.reach
+
+    def has_surroundings(self, concept: Concept) -> bool:
+        """Whether the region of a removed concept leaves any patches around it."""
+        settings = concept.settings
+        return settings.nu != "all" or settings.fits or self.marked_region(concept) is not None
+
+    def is_filled(self, concept: Concept) -> bool:
+        """Whether the region of a removed concept is filled with its surroundings: not if something is placed there."""
+        settings = concept.settings
+        removed = concept.role == "minus" and settings.mode == "place" and bool(concept.edits)
+        if not removed or settings.fill <= 0 or not self.has_surroundings(concept):
+            return False
+        return not any(c.is_placed and self.marked_region(c) is None for c in self.concepts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `Plan.from_dict` reads them back."""
@@ -146,130 +169,137 @@ class Plan:
     def __str__(self) -> str:
         if not self.concepts:
             return "nothing is changed"
-        lines = []
-        for concept in self.concepts:
-            s = concept.settings
-            place = concept.is_placed
-            patches = f"{s.nu} patch{'' if s.nu == 1 else 'es'} {'an' if s.per == 'image' else 'a'} {s.per}"
-            amount = f"times {s.alpha if concept.role == 'plus' else s.gamma:g}"
-            how = f"set to {s.beta:g} x {s.level}" if place else amount
-            where = "every patch" if s.nu == "all" else (f"a region of {patches}" if place else patches)
-            if s.fits:
-                most = "" if s.nu == "all" else f", at most {patches}"
-                where = f"the region with {s.fit:.0%} of its peak{most}"
-            where = "the marked region" if (place or s.fits) and self.marked_region(concept) else where
-            sign, units = "+" if concept.role == "plus" else "-", "sub-unit" if len(concept.edits) == 1 else "sub-units"
-            lines.append(f"{sign}{concept.word}: {len(concept.edits)} {units} {how} on {where}")
-            named: dict[tuple[str, float], int] = {}
-            for edit in concept.edits:
-                named[edit.via, edit.similarity] = named.get((edit.via, edit.similarity), 0) + 1
-            found = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in named.items()]
-            more = f" and {len(found) - 4} more words" if len(found) > 4 else ""
-            lines += [f"  {', '.join(found[:4])}{more}"] if found else []
-            if reach := self.stream_reach(concept):
-                lines.append(f"  the units without one moved by {reach:g} x stream")
-            if self.is_filled(concept):
-                lines.append(f"  in its place {s.fill} sub-units of the surroundings, set to {s.beta:g} x {s.level}")
-        return "\n".join(lines)
+        return "\n".join(line for concept in self.concepts for line in self._describe(concept))
 
-    __repr__ = __str__  # of a thousand edits nobody wants to see the fields
+    __repr__ = __str__  # the fields of a thousand edits would not be readable
+
+    def _describe(self, concept: Concept) -> list[str]:
+        settings, count = concept.settings, len(concept.edits)
+        sign, gain = ("+", settings.alpha) if concept.role == "plus" else ("-", settings.gamma)
+        level = f"set to {settings.beta:g} x {settings.level}"
+        change = level if concept.is_placed else f"times {gain:g}"
+        units = "sub-unit" if count == 1 else "sub-units"
+        lines = [f"{sign}{concept.word}: {count} {units} {change} on {self._describe_region(concept)}"]
+        counts: dict[tuple[str, float], int] = {}
+        for edit in concept.edits:
+            counts[edit.via, edit.similarity] = counts.get((edit.via, edit.similarity), 0) + 1
+        matches = [f"{count} by '{via}' ({similarity:.2f})" for (via, similarity), count in counts.items()]
+        more = f" and {len(matches) - 4} more words" if len(matches) > 4 else ""
+        if matches:
+            lines.append(f"  {', '.join(matches[:4])}{more}")
+        if reach := self.stream_reach(concept):
+            lines.append(f"  the units without one moved by {reach:g} x stream")
+        if self.is_filled(concept):
+            lines.append(f"  in its place {settings.fill} sub-units of the surroundings, {level}")
+        return lines
+
+    def _describe_region(self, concept: Concept) -> str:
+        settings, nu = concept.settings, concept.settings.nu
+        if (concept.is_placed or settings.fits) and self.marked_region(concept):
+            return "the marked region"
+        patches = f"{nu} patch{'' if nu == 1 else 'es'} {'an' if settings.per == 'image' else 'a'} {settings.per}"
+        if settings.fits:
+            limit = "" if nu == "all" else f", at most {patches}"
+            return f"the region with {settings.fit:.0%} of its peak{limit}"
+        if nu == "all":
+            return "every patch"
+        return f"a region of {patches}" if concept.is_placed else patches
 
 
 def make_plan(
-    atlas: Atlas,
+    atlas: SubUnitSource,
     matcher: Matcher,
     *,
-    minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-    plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    minus: Words = (),
+    plus: Words = (),
     where: Any = None,
     settings: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Plan, list[str]]:
-    """The plan of some words, and what is worth knowing about it.
+    """Make a plan from words, with notes on what the user should know about it.
 
     Args:
-        atlas: whose sub-units.
-        matcher: finds them.
-        minus: words that should go; as a mapping, each with settings, and a `where`, of its own.
-        plus: words that should come.
-        where: the region for words that have none of their own; see `Region.from_value`.
-        settings: for all words.
-        defaults: what counts where nobody says anything, before the paper's values.
+        atlas: holds the sub-units.
+        matcher: finds sub-units by word.
+        minus: concepts to remove; as a mapping, each word has settings, which may include `where`.
+        plus: concepts to add.
+        where: the region of concepts that have none themselves; see `Region.from_value`.
+        settings: for all concepts.
+        defaults: used where neither a word nor `settings` has a value; after them come the paper's values.
     """
-    wanted = {word: dict(own) for word, own in (_words("minus", minus) | _words("plus", plus)).items()}
-    places = {word: Region.from_value(own.pop("where", None)) for word, own in wanted.items()}
-    minus_words = {word for word, role in wanted if role == "minus"}
-    both = sorted(minus_words & {word for word, role in wanted if role == "plus"})
+    words = {word: dict(values) for word, values in (_read_words("minus", minus) | _read_words("plus", plus)).items()}
+    regions = {word: Region.from_value(values.pop("where", None)) for word, values in words.items()}
+    minus_words = {word for word, role in words if role == "minus"}
+    both = sorted(minus_words & {word for word, role in words if role == "plus"})
     if both:
-        raise SpecError(f"'{both[0]}' is in minus and in plus; a word either goes or comes.")
+        raise SpecError(f"'{both[0]}' is in minus and in plus; a concept is either removed or added.")
     region = Region.from_value(where)
-    concepts, notes = [], []
-    for (word, role), own in wanted.items():
-        how = Settings.of(own, settings or {}, defaults or {})
-        place = places[word, role] or region
-        if how.mode == "place" and role == "plus" and place is None and not minus_words:
+    concepts: list[Concept] = []
+    notes: list[str] = []
+    for (word, role), values in words.items():
+        chosen = Settings.of(values, settings or {}, defaults or {})
+        own_region = regions[word, role] or region
+        if chosen.mode == "place" and role == "plus" and own_region is None and not minus_words:
             raise SpecError(
                 f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or mask)."
             )
-        if how.mode == "scale" and place is not None:
-            notes.append(f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is for place.")
-        if how.mode == "place" and role == "minus" and how.fill:
-            atlas.target_levels([], how.level)  # raises where the atlas has none
-        if how.mode == "place" and how.reach:
-            atlas.target_levels([], "stream")
-        concept, note = _concept(atlas, matcher, word, role, how)
-        concepts.append(replace(concept, where=places[word, role]))
-        notes += note
-    plus_units = {edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits}
-    kept: list[Concept] = []
-    taken: set[int] = set()
-    for concept in concepts:
-        free = [e for e in concept.edits if e.sub_unit not in taken]
-        if concept.role == "minus":  # a sub-unit wanted by both goes to plus
-            free = [e for e in free if e.sub_unit not in plus_units]
-        taken |= {e.sub_unit for e in free}
-        if len(free) < len(concept.edits) and concept.is_placed:  # those of a unit share what it carries
-            levels = _levels(atlas, [e.sub_unit for e in free], concept.settings)
-            free = [replace(edit, amount=amount) for edit, amount in zip(free, levels, strict=True)]
-        kept.append(replace(concept, edits=tuple(free)))
-    homeless = any(concept.is_placed and concept.where is None for concept in kept)
-    at_home = any(concept.role == "minus" and (concept.edits or concept.where) for concept in kept)
-    if homeless and region is None and not at_home:
+        if chosen.mode == "scale" and own_region is not None:
+            notes.append(
+                f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is only for mode place."
+            )
+        _check_streams(atlas, role, chosen)
+        concept, more_notes = _find_concept(atlas, matcher, word, role, chosen)
+        concepts.append(replace(concept, where=regions[word, role]))
+        notes += more_notes
+    concepts = _share_out(atlas, concepts)
+    needs_region = any(concept.is_placed and concept.where is None for concept in concepts)
+    has_region = any(concept.role == "minus" and (concept.edits or concept.where) for concept in concepts)
+    if needs_region and region is None and not has_region:
         raise SpecError(
-            "nothing says where to place: the minus words' sub-units are plus ones too, or below min_similarity; "
-            "lower kappa, or give where."
+            "nothing says where to place: the sub-units of the minus words all belong to plus words, or are below "
+            "min_similarity; lower kappa, or give where."
         )
-    return Plan(tuple(kept), region, atlas.name, atlas.fingerprint), notes
+    return Plan(tuple(concepts), region, atlas.name, atlas.fingerprint), notes
 
 
-def _words(role: str, given: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
-    if isinstance(given, str):
-        raise SpecError(f"{role} is a list of words: {role}=[{given!r}].")
-    if given is not None and not isinstance(given, Mapping | Sequence | Set):
-        raise SpecError(f"{role} is a list of words, not {given!r}: {role}=['dog'].")
-    pairs = given.items() if isinstance(given, Mapping) else ((word, {}) for word in given or ())
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for word, own in pairs:
-        if not isinstance(own, Mapping):
-            raise SpecError(f"the settings of '{word}' are a mapping, not {own!r}: {role}={{{word!r}: {{'nu': 6}}}}.")
-        found[normalize_word(word), role] = own
-    return found
+def _read_words(role: str, value: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The words of one role, `(word, role)` to settings."""
+    if isinstance(value, str):
+        raise SpecError(f"{role} is a list of words: {role}=[{value!r}].")
+    if value is not None and not isinstance(value, Mapping | Sequence | Set):
+        raise SpecError(f"{role} is a list of words, not {value!r}: {role}=['dog'].")
+    pairs = value.items() if isinstance(value, Mapping) else ((word, {}) for word in value or ())
+    words: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for word, settings in pairs:
+        if not isinstance(settings, Mapping):
+            raise SpecError(
+                f"the settings of '{word}' are a mapping, not {settings!r}: {role}={{{word!r}: {{'nu': 6}}}}."
+            )
+        words[normalize_word(word), role] = settings
+    return words
 
 
-def _levels(atlas: Atlas, sub_units: list[int], how: Settings) -> list[float]:
-    return [float(value) for value in how.beta * atlas.target_levels(sub_units, how.level)]
+def _check_streams(atlas: SubUnitSource, role: str, settings: Settings) -> None:
+    """Raise if the settings need streams that the atlas does not have."""
+    if settings.mode == "place" and role == "minus" and settings.fill:
+        atlas.target_levels([], settings.level)
+    if settings.mode == "place" and settings.reach:
+        atlas.target_levels([], "stream")
 
 
-def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings) -> tuple[Concept, list[str]]:
+def _find_concept(
+    atlas: SubUnitSource, matcher: Matcher, word: str, role: Any, settings: Settings
+) -> tuple[Concept, list[str]]:
+    """The concept of a word with its edits, and notes if the sub-units are far from the word."""
     labels, notes = atlas.require_labels(), []
-    found = labels.search(matcher, word, atlas.units.numpy(), limit=how.kappa, by=how.by)
-    close = [match for match in found if match.similarity >= how.min_similarity]
+    matches = labels.search(matcher, word, atlas.units.numpy(), limit=settings.kappa, by=settings.by)
+    close = [match for match in matches if match.similarity >= settings.min_similarity]
     if not close:
-        best = max(found, key=lambda match: match.similarity) if found else None
+        best = max(matches, key=lambda match: match.similarity) if matches else None
         near = f" (closest: '{best.via}', {best.similarity:.2f})" if best else ""
         notes.append(
-            f"no sub-unit of atlas '{atlas.name}' is as close to '{word}' as min_similarity {how.min_similarity:g} "
-            f"asks{near}: it is left out."
+            f"'{word}' is left out: no sub-unit of atlas '{atlas.name}' reaches min_similarity "
+            f"{settings.min_similarity:g}{near}."
         )
     elif close[0].similarity < FAR:
         best = close[0]
@@ -277,13 +307,34 @@ def _concept(atlas: Atlas, matcher: Matcher, word: str, role: Any, how: Settings
             f"'{word}' is far from every label of atlas '{atlas.name}' (closest: '{best.via}', {best.similarity:.2f}): "
             f"its {len(close)} sub-units may not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
         )
-    place = how.mode == "place" and role == "plus"
-    amounts = [how.alpha if role == "plus" else how.gamma] * len(close)
-    if place:
-        amounts = _levels(atlas, [match.sub_unit for match in close], how)
-    kind: Literal["scale", "set"] = "set" if place else "scale"
+    is_placed = settings.mode == "place" and role == "plus"
+    kind: Literal["scale", "set"] = "set" if is_placed else "scale"
+    amounts = [settings.alpha if role == "plus" else settings.gamma] * len(close)
+    if is_placed:
+        amounts = _place_amounts(atlas, [match.sub_unit for match in close], settings)
     edits = tuple(
         Edit(match.sub_unit, match.unit, kind, amount, match.label, match.via, match.similarity, match.score)
         for match, amount in zip(close, amounts, strict=True)
     )
-    return Concept(word, role, how, edits), notes
+    return Concept(word, role, settings, edits), notes
+
+
+def _share_out(atlas: SubUnitSource, concepts: Sequence[Concept]) -> list[Concept]:
+    """The concepts with every sub-unit in one of them: in plus rather than minus, else in the first that has it."""
+    plus_units = {edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits}
+    taken: set[int] = set()
+    shared: list[Concept] = []
+    for concept in concepts:
+        free = [e for e in concept.edits if e.sub_unit not in taken]
+        if concept.role == "minus":
+            free = [e for e in free if e.sub_unit not in plus_units]
+        taken |= {e.sub_unit for e in free}
+        if len(free) < len(concept.edits) and concept.is_placed:  # sub-units of one unit share its level
+            amounts = _place_amounts(atlas, [e.sub_unit for e in free], concept.settings)
+            free = [replace(edit, amount=amount) for edit, amount in zip(free, amounts, strict=True)]
+        shared.append(replace(concept, edits=tuple(free)))
+    return shared
+
+
+def _place_amounts(atlas: SubUnitSource, sub_units: list[int], settings: Settings) -> list[float]:
+    return [float(value) for value in settings.beta * atlas.target_levels(sub_units, settings.level)]

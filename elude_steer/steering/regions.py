@@ -1,27 +1,37 @@
-"""Where something is placed: a box or a mask over a picture, and the patches that lie in it."""
+"""Which patches an edit touches: those in a box or mask that the user marks, or those where a concept fires most.
+
+A region is a set of patches of one image. `Region` is one that the user marks, `concept_region` finds one from
+activations, and `ImagePatches` says which patches of one image a marked region covers.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from elude_steer.errors import SpecError
 from elude_steer.models.images import open_image
+from elude_steer.steering.settings import Settings
+
+if TYPE_CHECKING:
+    from elude_steer.models.vlm import Vlm
 
 _WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where something is placed: a box in pixels, or a mask that is stretched over the picture.
+    """A part of an image that the user marks: a box in pixels, or a mask that is stretched over the image.
 
     Attributes:
         box: left, top, right, bottom.
-        mask: its rows as text of `0` and `1`, so that plans can be compared and saved.
+        mask: its rows as strings of `0` and `1`, so that plans can be compared and saved.
     """
 
     box: tuple[float, float, float, float] | None = None
@@ -29,11 +39,11 @@ class Region:
 
     @classmethod
     def from_value(cls, where: Any) -> Region | None:
-        """A region from a box, an array or a black and white picture (or its file); None stays None."""
+        """A region from a box, an array, or a black and white image (or its file); None stays None."""
         if where is None or isinstance(where, Region):
             return where
         if isinstance(where, str | os.PathLike):
-            if not os.path.isfile(where):  # noqa: PTH113, a text that is too long for a name is no file
+            if not os.path.isfile(where):  # noqa: PTH113, a string that is too long for a file name is no file
                 raise SpecError(f"{_WHERE} There is no file '{where}'.")
             where = open_image(where)
         try:
@@ -50,7 +60,7 @@ class Region:
             raise SpecError(_WHERE)
         marked = array > (array.max() / 2 if array.dtype == np.uint8 else 0)
         if not marked.any():
-            raise SpecError("the mask marks nothing; mark the region white, or give none.")
+            raise SpecError("the mask marks nothing; make the region white, or leave the mask out.")
         return cls(mask=tuple((row + np.uint8(48)).tobytes().decode() for row in marked.astype(np.uint8)))
 
     @classmethod
@@ -61,47 +71,108 @@ class Region:
         box, mask = values["box"], values["mask"]
         return cls(tuple(box) if box else None, tuple(mask) if mask else None)
 
-    def covered_patches(self, boxes: np.ndarray, size: tuple[int, int], least: float = 0.5) -> np.ndarray:
-        """Which patches lie in the region by at least half, `(tiles, patches)` bool.
+    def covered_patches(self, boxes: np.ndarray, size: tuple[int, int], min_share: float = 0.5) -> np.ndarray:
+        """Patches with at least half of their area in the region, `(tiles, patches)` bool.
 
-        In a tile whose patches are too large for that, the one that lies in it most: what a tile shows of the region
-        is never left out.
+        A tile whose patches are too large for that gives the patch with the largest share, so that no tile that shows
+        the region is left out.
 
         Args:
-            boxes: `(tiles, patches, 4)` as fractions of the picture.
-            size: width and height of the picture.
-            least: the share of a patch that must lie inside.
+            boxes: `(tiles, patches, 4)` as fractions of the image.
+            size: width and height of the image.
+            min_share: the share of a patch that must lie inside.
         """
         share = self._share(boxes, size)
         if share.max() <= 0:
             what = f"the box {self.box}" if self.box else "what the mask marks"
-            raise SpecError(f"{what} lies outside the picture, which is {size[0]} x {size[1]} pixels.")
+            raise SpecError(f"{what} lies outside the image, which is {size[0]} x {size[1]} pixels.")
         best = share.max(-1, keepdims=True)
-        # Half is half, whatever rounding makes of it; a tile's best must hold a fair part of what it shows at all.
-        return (share >= np.minimum(least, best) - 1e-9) & (best >= 0.1 * share.max())
+        # The tolerance keeps rounding from losing exact halves. A tile with less than a tenth of the best share
+        # shows hardly anything of the region and does not count.
+        return (share >= np.minimum(min_share, best) - 1e-9) & (best >= 0.1 * share.max())
 
     def _share(self, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         if self.box is not None:
-            boxes = boxes.clip(0, 1)  # of a patch on the edge counts what shows the picture
+            boxes = boxes.clip(0, 1)  # a patch on the edge counts with the part that shows the image
             left, top, right, bottom = np.array(self.box) / [size[0], size[1], size[0], size[1]]
-            wide = np.clip(np.minimum(boxes[..., 2], right) - np.maximum(boxes[..., 0], left), 0, None)
-            high = np.clip(np.minimum(boxes[..., 3], bottom) - np.maximum(boxes[..., 1], top), 0, None)
+            width = np.clip(np.minimum(boxes[..., 2], right) - np.maximum(boxes[..., 0], left), 0, None)
+            height = np.clip(np.minimum(boxes[..., 3], bottom) - np.maximum(boxes[..., 1], top), 0, None)
             inside = (left < 1) & (top < 1) & (right > 0) & (bottom > 0)
             area = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-            return wide * high / np.maximum(area, 1e-12) * inside
+            return width * height / np.maximum(area, 1e-12) * inside
         mask = np.array([np.frombuffer(row.encode(), np.uint8) == ord("1") for row in self.mask or ()])
         rows, columns = mask.shape
         total = np.pad(mask.astype(float).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         x0, x1 = (np.clip(boxes[..., i], 0, 1) * columns for i in (0, 2))
         y0, y1 = (np.clip(boxes[..., i], 0, 1) * rows for i in (1, 3))
-        marked = _above(total, y1, x1) - _above(total, y0, x1) - _above(total, y1, x0) + _above(total, y0, x0)
+        marked = (
+            _area_above(total, y1, x1)
+            - _area_above(total, y0, x1)
+            - _area_above(total, y1, x0)
+            + _area_above(total, y0, x0)
+        )
         return marked / np.maximum((x1 - x0) * (y1 - y0), 1e-9)
 
 
-def _above(total: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """What a mask marks above and to the left of some points, from its sums: exact between its cells too."""
+def _area_above(total: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The area that a mask marks above and to the left of some points, from its sums; exact between its cells too."""
     top, left = np.minimum(y.astype(int), len(total) - 2), np.minimum(x.astype(int), total.shape[1] - 2)
     down, right = y - top, x - left
     upper = total[top, left] * (1 - right) + total[top, left + 1] * right
     lower = total[top + 1, left] * (1 - right) + total[top + 1, left + 1] * right
     return upper * (1 - down) + lower * down
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePatches:
+    """The patches of one image: which of them a region covers, and in how many rows and columns they stand.
+
+    Attributes:
+        vlm: the model that sees the image.
+        size: gives width and height of the image; called only where they are needed.
+        known_shape: rows and columns, where they are known already.
+    """
+
+    vlm: Vlm
+    size: Callable[[], tuple[int, int]]
+    known_shape: tuple[int, int] | None = None
+
+    def __call__(self, region: Region) -> np.ndarray:
+        """Patches that a region covers, `(tiles, patches)` bool."""
+        return region.covered_patches(self.vlm.grid(self.size()).boxes, self.size())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in a tile."""
+        return self.known_shape or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
+
+
+def concept_region(share: torch.Tensor, settings: Settings, shape: tuple[int, int]) -> torch.Tensor:
+    """The region where a concept fires, `(tiles, patches)` bool.
+
+    Args:
+        share: `(tiles, patches)` mean activation of its sub-units, as a share of their reference activations.
+        settings: nu, per, smooth and fit are used.
+        shape: rows and columns of a tile's patches.
+    """
+    share = smooth_over_neighbours(share, *shape) if settings.smooth else share
+    region = strongest_mask(share[..., None], settings.nu, settings.per)[..., 0]
+    peak = share.max()
+    return region & (share >= settings.fit * peak) if settings.fit and peak > 0 else region
+
+
+def smooth_over_neighbours(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The weighted mean of each patch and its neighbours; corners weigh half, and outside of a tile is 0."""
+    near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
+    return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
+
+
+def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:
+    """Where each of m activations is among its nu largest, in each tile or in the image: `(tiles, patches, m)` bool."""
+    tiles, patches, m = activations.shape
+    flat = activations if per == "tile" else activations.reshape(1, tiles * patches, m)
+    if nu == "all" or int(nu) >= flat.shape[1]:
+        return torch.ones_like(activations, dtype=torch.bool)
+    # The sort is stable: of equal patches the first counts, and in a square image a tile may repeat the whole image.
+    top = flat.sort(dim=1, descending=True, stable=True).indices[:, : int(nu)]
+    return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, top, True).reshape(tiles, patches, m)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, Self, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +18,6 @@ from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, find_atlas
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, ModelError, SpecError
-from elude_steer.method.layers import SubUnits
 from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.images import open_image
 from elude_steer.models.loading import check_device
@@ -29,41 +27,17 @@ from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec
 from elude_steer.steering.intervention import (
     AllSubUnits,
-    Covers,
     PreparedPlan,
     make_edited_forward,
     make_resumed_forward,
 )
 from elude_steer.steering.plan import Plan, make_plan
-from elude_steer.steering.regions import Region
+from elude_steer.steering.regions import ImagePatches
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.settings import Given
+from elude_steer.steering.sub_unit_source import EditableSubUnits
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
-
-
-@dataclass(frozen=True, eq=False)
-class ImagePatches:
-    """One picture's patches: which of them a region covers, and in how many rows and columns they stand.
-
-    Attributes:
-        vlm: the model that sees the picture.
-        size: its width and height, asked for only where they are needed.
-        known: rows and columns, where they are known already.
-    """
-
-    vlm: Vlm
-    size: Callable[[], tuple[int, int]]
-    known: tuple[int, int] | None = None
-
-    def __call__(self, region: Region) -> np.ndarray:
-        """Which patches a region covers, `(tiles, patches)` bool."""
-        return region.covered_patches(self.vlm.grid(self.size()).boxes, self.size())
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of patches in a tile."""
-        return self.known or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,7 +118,7 @@ class Steerer:
         return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
 
     def gather_weights(
-        self, plan: Plan | None, rows: dict[tuple[int, ...], SubUnits] | None = None
+        self, plan: Plan | None, rows: dict[tuple[int, ...], EditableSubUnits] | None = None
     ) -> PreparedPlan | None:
         """A plan with its weights at hand; raises where it was made for another atlas. `rows` are shared by plans."""
         if plan is None:
@@ -212,7 +186,7 @@ class Steerer:
         ):
             yield
 
-    def image_patches(self, seen: Prefix, picture: int) -> Covers:
+    def image_patches(self, seen: Prefix, picture: int) -> ImagePatches:
         """Which patches of a picture that was looked at a region covers."""
         return ImagePatches(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
 
@@ -241,7 +215,7 @@ class Steerer:
         seen = run_prefix(self.vlm, images, prompt) if prefix is None else prefix
         wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
         said: list[str] = []
-        weights: dict[tuple[int, ...], SubUnits] = {}
+        weights: dict[tuple[int, ...], EditableSubUnits] = {}
         for part in _parts(wanted, seen.tiles):
             prepared = {plan: self.gather_weights(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
             pictures = [picture for picture, _ in part]

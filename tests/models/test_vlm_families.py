@@ -31,7 +31,8 @@ from elude_steer.specs import (
 from elude_steer.steering.export import export
 from elude_steer.steering.intervention import make_resumed_forward
 from elude_steer.steering.plan import Plan
-from elude_steer.steering.steerer import ImagePatches, Steerer
+from elude_steer.steering.regions import ImagePatches
+from elude_steer.steering.steerer import Steerer
 from tests.helpers.tiny import FAMILIES, save_family
 
 # PaliGemma's processor makes an array of a tensor in an old way.

@@ -144,9 +144,9 @@ def test_placing_goes_where_the_user_says(atlas, layer, q):
     agrees(got, literal(plan, atlas, layer, q, {(0, 3), (0, 4), (2, 7)}))
     assert torch.equal(got.any(-1), torch.from_numpy(marked))
     # Set means set: afterwards the sub-units have exactly these values there.
-    now = prepared.parts[0].activations(q)
-    others = layer(q) - torch.zeros(TILES, PATCHES, UNITS).index_add_(-1, prepared.parts[0].rows.units, now)
-    wanted = others.clone().index_add_(-1, prepared.parts[0].rows.units, torch.tensor([8.0, 3.5]).expand_as(now))
+    now, units = prepared.concept_edits[0].activations(q), prepared.concept_edits[0].sub_units.units
+    others = layer(q) - torch.zeros(TILES, PATCHES, UNITS).index_add_(-1, units, now)
+    wanted = others.clone().index_add_(-1, units, torch.tensor([8.0, 3.5]).expand_as(now))
     torch.testing.assert_close((layer(q) + got)[torch.from_numpy(marked)], wanted[torch.from_numpy(marked)])
 
 
@@ -158,7 +158,7 @@ def test_a_sub_unit_that_never_fires_has_no_say_in_where(atlas, layer, q):
         cut = replace(atlas, references=references)
         plans = [Plan((concept(cut, minus), concept(cut, [4], "plus", mode="place", nu=3))) for minus in ([1, 9], [1])]
         ready = [PreparedPlan.from_plan(plan, cut, layer) for plan in plans]
-        with_it, without = (one.region(one.parts[-1], q) for one in ready)
+        with_it, without = (one.region(one.concept_edits[-1], q) for one in ready)
         assert torch.equal(with_it, without)
 
 
@@ -199,7 +199,7 @@ def test_every_word_has_its_own_region(atlas, layer, q):
     maps = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu=1), cow, hen)), atlas, layer).maps(q)
     assert (maps["cow"][1].sum(1) == 2).all()
     assert (maps["hen"][1].sum(1) == 5).all()
-    with pytest.raises(ModelError, match="a box or mask needs to know the picture it lies on"):
+    with pytest.raises(ModelError, match="a box or mask needs to know the image it lies on"):
         PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
 
 
@@ -215,7 +215,7 @@ def test_the_surroundings_take_the_place_of_what_is_removed(atlas, layer, q, bef
     bare = PreparedPlan.from_plan(
         Plan((concept(atlas, [1, 9], nu=3, mode="place"),)), atlas, layer, (1, PATCHES - before)
     )
-    region = prepared.region(prepared.parts[0], q)
+    region = prepared.region(prepared.concept_edits[0], q)
     assert not region[:, :before].any()
     outside = ~region
     outside[:, :before] = False
@@ -264,17 +264,17 @@ def test_folded_equals_unfolded(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 3, 9], nu="all"), concept(atlas, [2, 12], "plus", "cow", nu="all")))
     prepared = PreparedPlan.from_plan(plan, atlas, layer)
     assert plan.is_linear
-    weight, bias = prepared.linear_change
+    weight, bias = prepared.weight_change
     change = prepared.output_change(q)
     torch.testing.assert_close(F.linear(q, weight, bias), change, rtol=1e-5, atol=1e-5 * float(change.abs().max()))
-    assert prepared.linear_change[0] is weight  # made once
+    assert prepared.weight_change[0] is weight  # made once
     agrees(change, literal(plan, atlas, layer, q))
 
 
 def test_gamma_of_nothing_takes_a_units_sub_units_away_whole(atlas, layer):
     """All sub-units of a unit times 0 leave nothing of its weight and bias."""
     plan = Plan((concept(atlas, list(atlas.sub_units_of(4)), gamma=0, nu="all"),))
-    weight, bias = PreparedPlan.from_plan(plan, atlas, layer).linear_change
+    weight, bias = PreparedPlan.from_plan(plan, atlas, layer).weight_change
     torch.testing.assert_close(weight[4], -layer.weight[4].detach())
     assert torch.equal(weight[[0, 1, 2, 3, 5]], torch.zeros(5, D_IN))
     # The paper shares a bias out by the mean share, which adds up to the whole.
@@ -298,7 +298,7 @@ def test_maps_have_the_fire_and_the_touch_of_every_word(atlas, layer, q):
     assert set(np.unique(maps["dog"][1])) <= {0.0, 0.5, 1.0}  # of its two sub-units
     np.testing.assert_allclose(maps["dog"][1].sum(1), 2)  # each on two patches of a tile
     assert (maps["cow"][1].sum(1) == 3).all()
-    part = prepared.parts[0]
+    part = prepared.concept_edits[0]
     expected = (part.activations(q) / part.reference).clamp_min(0).mean(-1)
     np.testing.assert_allclose(maps["dog"][0], expected.numpy(), rtol=1e-5)
 

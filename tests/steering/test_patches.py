@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elude_steer.steering.patches import concept_region, smooth_over_neighbours, strongest_mask
+from elude_steer.steering.regions import concept_region, smooth_over_neighbours, strongest_mask
 from elude_steer.steering.settings import Settings
 
 

@@ -134,7 +134,7 @@ def test_a_box_may_reach_over_the_border_but_not_lie_outside():
     assert covered((-50, -50, 50, 50)) == [[1, 0], [0, 0]]
     assert covered((50, 0, 900, 900)) == [[0, 1], [0, 1]]
     for box in [(200, 200, 300, 300), (100, 0, 120, 50), (-9, 0, 0, 50)]:
-        with pytest.raises(SpecError, match=r"the box \(.*\) lies outside the picture, which is 100 x 80 pixels\."):
+        with pytest.raises(SpecError, match=r"the box \(.*\) lies outside the image, which is 100 x 80 pixels\."):
             Region.from_value(box).covered_patches(grid(2, 2), (100, 80))
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_holds_no_mask(tmp_path):
     with pytest.raises(ImageError, match=r"mask\.png' cannot be read as an image: no image in a format"):
         Region.from_value(path)
     Image.new("RGB", (3, 3)).save(path)
-    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white, or give none"):
+    with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
         Region.from_value(str(path))
     with pytest.raises(SpecError, match=r"^where is a box"):
         Region.from_value(tmp_path)  # a folder
@@ -264,7 +264,7 @@ def test_empty_boxes(box):
 
 @pytest.mark.parametrize("mask", [np.zeros((4, 4)), np.full((2, 2), np.nan), Image.new("1", (3, 3)), [[0, 0]]])
 def test_masks_that_mark_nothing(mask):
-    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white, or give none"):
+    with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
         Region.from_value(mask)
 
 

@@ -170,7 +170,7 @@ def test_a_mask_that_is_none_is_refused(steerer, masked):
     path, _ = masked
     mark = path.parent / "mark.png"
     Image.new("1", (9, 9)).save(mark)
-    with pytest.raises(SpecError, match="the mask marks nothing; mark the region white"):
+    with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
         run_recipe(load_recipe(path), steerer, DOG)
     mark.write_text("no picture")
     with pytest.raises(ImageError, match=r"mark\.png' cannot be read as an image"):

@@ -356,7 +356,7 @@ def test_bad_pictures_and_boxes_are_one_line(steerer, scenes, tmp_path):
     Image.new("1", (20_000, 20_000)).save(huge)
     with pytest.raises(ImageError, match="more than 100,000,000 pixels"):
         steerer.steer(huge, minus=["dog"])
-    with pytest.raises(SpecError, match="lies outside the picture, which is 96 x 96 pixels"):
+    with pytest.raises(SpecError, match="lies outside the image, which is 96 x 96 pixels"):
         steerer.steer(scenes[0].image, plus=["dog"], mode="place", where=(200, 200, 300, 300))
     with pytest.raises(ModelError, match="not finite; use smaller gains"):
         steerer.steer(scenes[0].image, minus=["dog"], gamma=-3e38, mode="scale", nu=5)
