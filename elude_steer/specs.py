@@ -1,24 +1,28 @@
-"""Recipes as frozen dataclasses: one class a section, the same names in both; `documents` reads the YAML."""
+"""The YAML documents as frozen dataclasses: one class per section, with the same names.
+
+`AtlasSpec` says how to build an atlas, `Recipe` says what to change in captions, `Settings` holds the settings of one
+edit. `utils/yaml_schema.py` reads them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, get_type_hints
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which model, and which of its layers is taken apart.
+    """The model, and the layer to split.
 
     Attributes:
         id: A Hub id, a folder, or a timm name.
         layer: The end of the target's dotted name, such as `encoder.layer.11.mlp.fc2`; layers count from 0.
-        kind: A vision-language model, a vision model of transformers, or one of timm.
+        kind: A vision-language model, a vision model of transformers, or a model of timm.
         revision: The commit or tag to load; null takes the newest.
-        dtype: What the model computes in; `auto` is what its checkpoint was saved in.
-        attn_implementation: The attention of transformers to use; null leaves the choice to it.
+        dtype: The model's data type; `auto` is that of its checkpoint.
+        attn_implementation: The attention implementation of transformers; null lets transformers choose.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        autocast: What the tower's matrix products are computed in in a build; null leaves them as they are.
+        autocast: Data type of the tower's matrix products during a build; null keeps the model's.
     """
 
     id: str
@@ -37,10 +41,10 @@ class ImagesSpec:
 
     Attributes:
         source: A folder, a text file of paths, `hf:` and a dataset id, or `toyland:` and the seed of drawn scenes; null
-            leaves it to the caller (`--images`).
+            means that the caller gives them (`--images`).
         split: The split of a dataset.
         column: The column of a dataset that holds the images.
-        limit: How many images to take at most; null takes all.
+        limit: Maximum number of images; null takes all.
     """
 
     source: str | None = None
@@ -51,16 +55,16 @@ class ImagesSpec:
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """What is kept of each image.
+    """The tokens stored for each image.
 
     Attributes:
-        per_image: How many random tokens, drawn over all tiles; `all` keeps every one.
-        seed: Of the draw.
-        dtype: What the layer's inputs are stored in.
+        per_image: Number of random tokens, drawn over all tiles; `all` stores all tokens.
+        seed: Seed of the draw.
+        dtype: Data type in which the layer's inputs are stored.
         batch_size: Images in one forward pass.
-        reuse: Keep what the tower gives on the disk until the atlas is done, as far as there is room (a quarter of what
-            is free), so that names need no second pass; changes the time, and
-            last bits where names come from fewer pictures than tokens.
+        reuse: Keep the tower's activations on disk until the atlas is done, within a quarter of the free space, so that
+            labelling needs no second pass. Changes the time, and the last bits where labels come from fewer images
+            than tokens.
     """
 
     per_image: int | Literal["all"] = field(default=2, metadata={"min": 1})
@@ -72,18 +76,18 @@ class TokensSpec:
 
 @dataclass(frozen=True)
 class ClustersSpec:
-    """How the strongest instances of a unit are grouped.
+    """How the strongest instances of a unit are clustered.
 
     Attributes:
-        top_k: How many instances of largest activation a unit is judged by.
-        backend: Whose HDBSCAN; `auto` takes the best one installed, `fast` approximates.
-        selection: Which clusters of the tree count: its leaves, or those with the largest excess of mass.
+        top_k: Number of instances per unit, those with the largest activations.
+        backend: The implementation of HDBSCAN; `auto` takes the best one installed, `fast` approximates.
+        selection: Which clusters of the tree to take: its leaves, or those with the largest excess of mass.
         min_cluster_size: The smallest group that counts as a cluster.
         min_samples: HDBSCAN's density setting; null means min_cluster_size.
         umap_components: Reduce to this many dimensions with UMAP first; null does not.
-        umap_neighbors: UMAP's neighbourhood, where UMAP is used.
-        seed: Of whatever is random in the grouping.
-        units: Only the first so many units are split, the others stay whole; for trials.
+        umap_neighbors: Size of UMAP's neighbourhood, if UMAP is used.
+        seed: Seed of the random parts of the clustering.
+        units: Split only this many units, the first ones, and leave the others whole; for trials.
     """
 
     top_k: int = field(default=10000, metadata={"min": 2})
@@ -99,13 +103,13 @@ class ClustersSpec:
 
 @dataclass(frozen=True)
 class SplitSpec:
-    """How a unit's weights are shared out among its sub-units.
+    """How a unit's weights are divided among its sub-units.
 
     Attributes:
-        winner_rule: Who owns an input dimension: `unique` is the paper's rule, `gap` the widest gap, `winner` always
-            the largest alone, `random` a random partition to compare with.
-        rho_score: What the threshold rho is chosen by.
-        seed: Of the random partition.
+        winner_rule: Which sub-units own an input dimension: `unique` is the paper's rule, `gap` cuts at the widest gap,
+            `winner` takes the largest alone, `random` is a random partition for comparison.
+        rho_score: The score by which the threshold rho is chosen.
+        seed: Seed of the random partition.
     """
 
     winner_rule: Literal["unique", "gap", "winner", "random"] = "unique"
@@ -115,13 +119,14 @@ class SplitSpec:
 
 @dataclass(frozen=True)
 class ReferencesSpec:
-    """What is remembered of a sub-unit's strongest instances.
+    """What is stored about a sub-unit's strongest instances.
 
     Attributes:
-        instances: How many of them its reference activation is the mean of.
-        keep: How many of them are stored by image and patch.
-        thumbnails: Side in pixels of small copies of the pictures they come from; null stores none.
-        streams: How many pictures tell what units carry where a sub-unit fires, for `level: stream`; 0 for none.
+        instances: Number of instances whose mean is the reference activation.
+        keep: Number of instances stored by image and patch.
+        thumbnails: Side in pixels of small copies of their images; null stores none.
+        streams: Number of images from which to measure the residual stream where a sub-unit fires, for
+            `level: stream`; 0 measures none.
     """
 
     instances: int = field(default=100, metadata={"min": 1})
@@ -132,25 +137,25 @@ class ReferencesSpec:
 
 @dataclass(frozen=True)
 class LabelsSpec:
-    """How sub-units get their names (CLIP-Dissect).
+    """How sub-units get their labels (CLIP-Dissect).
 
     Attributes:
-        scorer: The model that scores pictures against words, a Hub id or folder; null leaves sub-units without names.
-        library: Whose model that is; `open_clip` needs the extra of that name.
+        scorer: The dual encoder that scores images against words, a Hub id or folder; null gives no labels.
+        library: The library that loads it; `open_clip` needs the extra `openclip`.
         pretrained: The tag of open_clip's weights.
         revision: The commit or tag to load; null takes the newest.
-        dtype: What the scorer computes in.
-        images: From how many of the probing images at most, evenly spread, names and references are found.
-        vocabulary: A text file with a word a line, or `nouns` or `toyland`, which come with the package.
-        template: What the scorer is given for a word.
-        stop_words: Whether function words are taken out of the vocabulary.
-        method: How words are judged.
-        top_k: How many of a sub-unit's strongest images count; null is the method's own, as for the next three.
-        a: How sharply a picture decides between words.
-        lam: How much a word that fits every sub-unit is held back.
-        min_prob: Keeps logarithms finite.
-        keep: How many words are kept for each sub-unit.
-        same: From which correlation on two sub-units say the same.
+        dtype: The scorer's data type.
+        images: Maximum number of probing images, evenly spread, from which labels and references are found.
+        vocabulary: A text file with one word per line, or `nouns` or `toyland`, which come with the package.
+        template: The text that the scorer reads for a word, which replaces `{}`.
+        stop_words: Whether to remove function words from the vocabulary.
+        method: The score of a word for a sub-unit.
+        top_k: Number of a sub-unit's strongest images; null takes the method's default, also in the next three.
+        a: How sharply an image decides between words.
+        lam: Penalty on words that fit every sub-unit.
+        min_prob: Smallest probability, which keeps logarithms finite.
+        keep: Number of words stored for each sub-unit.
+        same: Correlation from which two sub-units count as redundant.
     """
 
     scorer: str | None = None
@@ -173,7 +178,7 @@ class LabelsSpec:
 
 @dataclass(frozen=True)
 class MatcherSpec:
-    """What finds sub-units by word.
+    """The text encoder that finds sub-units by word.
 
     Attributes:
         id: A sentence-transformers model: a Hub id or folder.
@@ -186,58 +191,177 @@ class MatcherSpec:
     trust_remote_code: bool = False
 
 
-@dataclass(frozen=True)
-class SteeringSpec:
-    """How words change sub-units where nobody says otherwise; null leaves it to the paper's values.
+def _setting(default: Any, help: str, *, hint: str = "", demo: int | None = None, **limits: float) -> Any:
+    """A field of `Settings`.
 
-    Attributes:
-        mode: Multiply sub-units where they fire, or set those of plus words on a region.
-        alpha: What plus sub-units are multiplied by.
-        gamma: What minus sub-units are multiplied by.
-        beta: How many times their level sub-units are set to, in `place`.
-        level: What that is a multiple of: a sub-unit's own activation, or what its unit carries behind the residual.
-        reach: How many times the stream other units than a word's own are moved by, in `place`.
-        fill: How many sub-units of the surroundings take the place of a removed word, in `place`.
-        kappa: How many sub-units a word stands for.
-        nu: On how many patches; `all` is every patch.
-        per: Whether nu counts in every tile or over the whole picture.
-        fit: Share of its peak that a word must fire with on a patch of its region, in `place`; nu is then the most.
-        smooth: Whether a word's region is sought in the mean of neighbouring patches, in `place`.
-        by: How sub-units are found.
-        min_similarity: Sub-units found by a word less close than this are left alone.
+    Args:
+        default: The value used if nobody gives one.
+        help: The help text of the command line's option.
+        hint: The line below the demo's field, for people who have not read the paper.
+        demo: The position of the demo's field; None leaves the setting out of the page.
+        **limits: `min` and `max`.
+    """
+    return field(default=default, metadata={"help": help, "hint": hint, "demo": demo, **limits})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an edit, with the paper's values as defaults and the paper's names where it has one.
+
+    Each is written here once. `SteeringSpec`, the options of the command line and the fields of the demo are made from
+    these fields.
     """
 
-    mode: Literal["scale", "place"] | None = None
-    alpha: float | None = None
-    gamma: float | None = None
-    beta: float | None = None
-    level: Literal["reference", "stream"] | None = None
-    reach: float | None = None
-    fill: int | None = field(default=None, metadata={"min": 0})
-    kappa: int | None = field(default=None, metadata={"min": 1})
-    nu: int | Literal["all"] | None = field(default=None, metadata={"min": 1})
-    per: Literal["tile", "image"] | None = None
-    fit: float | None = field(default=None, metadata={"min": 0})
-    smooth: bool | None = None
-    by: Literal["label", "score"] | None = None
-    min_similarity: float | None = None
+    mode: Literal["scale", "place"] = _setting(
+        "scale",
+        "Multiply sub-units where they fire (scale, as in the paper), or set those of plus words on a region (place).",
+        hint="place works on a region and can put things there; scale, the paper's mode, multiplies what already fires",
+        demo=1,
+    )
+    alpha: float = _setting(
+        15.0,
+        "Multiply the sub-units of plus words by this, in scale.",
+        hint="factor for the sub-units of added words (scale)",
+        demo=6,
+    )
+    gamma: float = _setting(
+        -15.0,
+        "Multiply the sub-units of minus words by this.",
+        hint="factor for the sub-units of removed words",
+        demo=5,
+    )
+    beta: float = _setting(
+        20.0,
+        "Set sub-units to this multiple of their level, in place.",
+        hint="how strongly added words are set (place)",
+        demo=7,
+    )
+    level: Literal["reference", "stream"] = _setting(
+        "reference",
+        "What beta multiplies: a sub-unit's own reference activation, or the value of its unit after the residual "
+        "connection where the word's sub-units fire (stream).",
+    )
+    # Towards a plus word; away from a removed one where nothing is placed.
+    reach: float = _setting(
+        0.0,
+        "Multiple of the mean residual stream added to units that hold none of the word's sub-units, in place.",
+        hint="how far the other units move with an added word (place); 0 leaves them alone",
+        demo=8,
+    )
+    fill: int = _setting(
+        0,
+        "Number of sub-units of the surroundings to set where a removed word was, in place; 0 leaves a gap.",
+        hint="how many sub-units of the surroundings replace a removed word (place); 0 leaves a gap",
+        demo=9,
+        min=0,
+    )
+    kappa: int = _setting(
+        100,
+        "Number of sub-units that stand for a word.",
+        hint="how many sub-units stand for a word",
+        demo=2,
+        min=1,
+    )
+    nu: int | Literal["all"] = _setting(
+        50,
+        "Number of patches to change, those where a sub-unit fires most, or all.",
+        hint="how many patches of each tile are changed at most, or all; larger for large things and for places",
+        demo=3,
+        min=1,
+    )
+    per: Literal["tile", "image"] = _setting("tile", "Count nu in each tile, or over the whole image.")
+    # A region so fits small and large things. Nothing outside of it is changed.
+    fit: float = _setting(
+        0.0,
+        "Change only patches where a word fires with at least this share of its peak, in place; nu is then the maximum "
+        "number of patches. 0 always takes nu patches.",
+        hint="the share of its peak that a word must reach on each patch of its region (place); 0 takes nu patches",
+        demo=4,
+        min=0,
+        max=1,
+    )
+    smooth: bool = _setting(False, "Find a word's region in the mean over neighbouring patches, in place.")
+    by: Literal["label", "score"] = _setting(
+        "label", "Find sub-units by the similarity of their label, or by the score of the closest words."
+    )
+    min_similarity: float = _setting(-1.0, "Leave out sub-units whose label or word is less similar than this cosine.")
+
+    @property
+    def fits_region(self) -> bool:
+        """Whether a concept is changed only on a region of its own size."""
+        return self.mode == "place" and self.fit > 0
+
+
+class SettingArguments(TypedDict, total=False):
+    """The fields of `Settings` as keyword arguments; None leaves a setting to the atlas.
+
+    Written out for type checkers, which cannot read a generated type; a test compares it with `Settings`.
+    """
+
+    mode: str | None
+    alpha: float | None
+    gamma: float | None
+    beta: float | None
+    level: str | None
+    reach: float | None
+    fill: int | None
+    kappa: int | None
+    nu: int | str | None
+    per: str | None
+    fit: float | None
+    smooth: bool | None
+    by: str | None
+    min_similarity: float | None
+
+
+if TYPE_CHECKING:
+
+    class SteeringSpec:
+        """A YAML section of `Settings` in which each may be null."""
+
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(self, **settings: Unpack[SettingArguments]) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _TYPES = get_type_hints(Settings)
+    _OPTIONAL = {item.name: field(default=None, metadata=item.metadata) for item in fields(Settings)}
+    SteeringSpec = make_dataclass(
+        "SteeringSpec",
+        [
+            (item.name, _TYPES[item.name] | None, field(default=None, metadata=item.metadata))
+            for item in fields(Settings)
+        ],
+        frozen=True,
+        namespace={
+            "__module__": __name__,
+            "__doc__": "A YAML section of `Settings` in which each may be null: the atlas or the paper decides.",
+        },
+    )
+
+
+def demo_hints() -> dict[str, str]:
+    """The settings that the demo shows, in its order, each with its hint."""
+    shown = [item for item in fields(Settings) if item.metadata["demo"] is not None]
+    return {item.name: item.metadata["hint"] for item in sorted(shown, key=lambda item: item.metadata["demo"])}
 
 
 @dataclass(frozen=True)
 class AtlasSpec:
-    """How an atlas is built; the sections stand in the order of the run.
+    """How to build an atlas; the sections follow the order of the build.
 
     Attributes:
-        name: What the atlas is called.
-        model: Which model and layer.
+        name: The atlas's name.
+        model: The model and its layer.
         images: The probing images.
-        tokens: What is kept of each image.
-        clusters: How a unit's instances are grouped.
-        split: How its weights are shared out.
-        references: What is remembered of each sub-unit.
-        labels: How sub-units get their names.
-        matcher: What finds them by word.
-        steering: How they are changed where nobody says otherwise.
+        tokens: The tokens stored for each image.
+        clusters: How a unit's instances are clustered.
+        split: How a unit's weights are divided.
+        references: What is stored about each sub-unit.
+        labels: How sub-units get their labels.
+        matcher: The text encoder that finds sub-units by word.
+        steering: The atlas's default settings for edits.
     """
 
     name: str
@@ -254,11 +378,11 @@ class AtlasSpec:
 
 @dataclass(frozen=True)
 class ExpectSpec:
-    """What an edit should do to the caption.
+    """The expected effect of an edit on the caption.
 
     Attributes:
-        gone: Words that should no longer be there.
-        new: Words of which at least one should be there.
+        gone: Words that the caption should no longer contain.
+        new: Words of which the caption should contain at least one.
     """
 
     gone: tuple[str, ...] = ()
@@ -267,15 +391,16 @@ class ExpectSpec:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One edit: words, and settings where they are not the atlas's own.
+    """One edit: words, and the settings that differ from the atlas's.
 
     Attributes:
-        minus: Words that should go.
-        plus: Words that should come.
-        where: For `place`, left, top, right, bottom in pixels; empty goes where the minus words fire.
-        mask: In the place of `where`, a picture that is white where plus words go, relative to the recipe.
-        settings: How sub-units are changed.
-        expect: What should happen.
+        minus: Concepts to remove.
+        plus: Concepts to add.
+        where: In place mode, the box for plus words: left, top, right, bottom in pixels. Empty means where the minus
+            words fire.
+        mask: Instead of `where`, an image that is white where plus words go, relative to the recipe.
+        settings: The settings of the edit.
+        expect: The expected effect.
     """
 
     minus: tuple[str, ...] = ()
@@ -287,21 +412,21 @@ class StepSpec:
 
     @property
     def region(self) -> str | tuple[float, ...] | None:
-        """Where plus words go, as `Steerer.plan` takes it."""
+        """The region for plus words, as `Steerer.plan` takes it."""
         return self.mask or self.where or None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to change in the caption of a picture: edits that are made one by one, each from the baseline.
+    """What to change in the caption of an image: separate edits, each made to the unsteered model.
 
     Attributes:
-        name: What it is called.
-        atlas: Whose sub-units: a folder, a name of `elude-steer atlases list`, or a Hub id.
+        name: The recipe's name.
+        atlas: A folder, a name of `elude-steer atlases list`, or a Hub id.
         steps: The edits.
-        image: The picture, relative to the recipe; null leaves it to the caller (`--image`).
-        prompt: The question.
-        max_new_tokens: The longest answer.
+        image: The image, relative to the recipe; null means that the caller gives it (`--image`).
+        prompt: The question about the image.
+        max_new_tokens: Maximum length of an answer in tokens.
     """
 
     name: str

@@ -162,11 +162,12 @@ def test_all_faults_are_reported_together():
         "name: on\nmodel:\n  id: x\nclusters:\n  topk: 5\n  backend: hdbscn\n  min_samples: 0\n  min_samples: 3\n"
     )
     assert found == [
-        'my.yaml:1: name: wants text, not on: YAML reads `on` as true: write "on" in quotes.',
+        'my.yaml:1: name: must be text, not on: YAML reads `on` as true: write "on" in quotes.',
         "my.yaml:2: model.layer: missing, and has no default: give it text.",
         "my.yaml:5: clusters.topk: no such key in clusters. Did you mean 'top_k'?",
-        "my.yaml:6: clusters.backend: wants auto, exact, fast, hdbscan or cuml, not 'hdbscn'. Did you mean 'hdbscan'?",
-        "my.yaml:7: clusters.min_samples: wants a whole number of at least 1 or null, not 0.",
+        "my.yaml:6: clusters.backend: must be auto, exact, fast, hdbscan or cuml, not 'hdbscn'. "
+        "Did you mean 'hdbscan'?",
+        "my.yaml:7: clusters.min_samples: must be a whole number of at least 1 or null, not 0.",
         "my.yaml:8: clusters.min_samples: given twice, first on line 7: keep one.",
     ]
 
@@ -181,27 +182,27 @@ def test_all_faults_are_reported_together():
         ("model.revision: =", 'YAML reads `=` as something special: write "=" in quotes.'),
         ("model.revision: !!python/name:os.system x", "something special"),
         ("model.revision: None", "YAML reads `None` as text: write null."),
-        ("images.column:", "wants text, not nothing."),
-        ("images.column: ''", "wants text, not ''."),
-        ("images.source: [a, b]", "wants text or null, not a list."),
-        ("images.source: {a: b}", "wants text or null, not keys and values."),
+        ("images.column:", "must be text, not nothing."),
+        ("images.column: ''", "must be text, not ''."),
+        ("images.source: [a, b]", "must be text or null, not a list."),
+        ("images.source: {a: b}", "must be text or null, not keys with values."),
         ("images.limit: 010", "not 010: write it in plain decimal digits."),
         ("images.limit: 1:30", "not 1:30: write it in plain decimal digits."),
         ("images.limit: 0x_", "write it in plain decimal digits."),
         ("images.limit: None", "or null, not 'None': YAML reads `None` as text: write null."),
-        ("tokens.batch_size: true", "wants a whole number of at least 1, not true."),
-        ("tokens.batch_size: on", "wants a whole number of at least 1, not on: YAML reads `on` as true."),
+        ("tokens.batch_size: true", "must be a whole number of at least 1, not true."),
+        ("tokens.batch_size: on", "must be a whole number of at least 1, not on: YAML reads `on` as true."),
         ("tokens.seed: 1e4", "YAML reads `1e4` as text: write 10000."),
-        ("tokens.seed: 3e-4", "wants a whole number of at least 0, not '3e-4'."),
+        ("tokens.seed: 3e-4", "must be a whole number of at least 0, not '3e-4'."),
         ("tokens.seed: '5'", 'YAML reads `"5"` as text: write 5.'),
         ("tokens.seed: 1.0e+4", "not 1.0e+4: write 10000."),
-        ("tokens.seed: 1.5", "wants a whole number of at least 0, not 1.5."),
-        ("tokens.seed: .nan", "wants a whole number of at least 0, not .nan."),
-        ("tokens.seed: null", "wants a whole number of at least 0, not null."),
+        ("tokens.seed: 1.5", "must be a whole number of at least 0, not 1.5."),
+        ("tokens.seed: .nan", "must be a whole number of at least 0, not .nan."),
+        ("tokens.seed: null", "must be a whole number of at least 0, not null."),
         ("tokens.per_image: al", "whole number of at least 1 or all, not 'al'. Did you mean 'all'?"),
-        ("tokens.dtype: off", "wants float16 or float32, not off: YAML reads `off` as false."),
-        ("clusters.min_cluster_size: 1", "wants a whole number of at least 2, not 1."),
-        ("model.trust_remote_code: 1", "wants true or false, not 1."),
+        ("tokens.dtype: off", "must be float16 or float32, not off: YAML reads `off` as false."),
+        ("clusters.min_cluster_size: 1", "must be a whole number of at least 2, not 1."),
+        ("model.trust_remote_code: 1", "must be true or false, not 1."),
         ('model.trust_remote_code: "true"', 'YAML reads `"true"` as text: write true.'),
     ],
 )
@@ -210,23 +211,23 @@ def test_each_trap_names_its_cure(line, expected):
     head = SMALL if section == "model" else f"{SMALL}{section}:\n"
     (problem,) = problems(f"{head}  {rest}\n")
     key = rest.split(":")[0]
-    assert problem.startswith(f"my.yaml:{5 if section == 'model' else 6}: {section}.{key}: wants ")
+    assert problem.startswith(f"my.yaml:{5 if section == 'model' else 6}: {section}.{key}: must be ")
     assert expected in problem
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("gain: 3e-4", "inner.gain: wants a finite number of at least -50, not '3e-4': .* write 3.0e-4."),
+        ("gain: 3e-4", "inner.gain: must be a finite number of at least -50, not '3e-4': .* write 3.0e-4."),
         ("gain: 1.5e3", "write 1.5e[+]3."),
         ("gain: '0.5'", "write 0.5."),
-        ("gain: .nan", "wants a finite number of at least -50, not .nan."),
+        ("gain: .nan", "must be a finite number of at least -50, not .nan."),
         ("gain: -.inf", "not -.inf."),
         ("gain: nan", "not 'nan'."),
         ("gain: -50.5", "not -50.5."),
         ("gain: yes", "not yes: YAML reads `yes` as true."),
-        ("switch: on", 'wants on or off, not on: YAML reads `on` as true: write "on" in quotes.'),
-        ("words: dog", r"inner.words: wants a list, not 'dog': write \[one, two\]."),
+        ("switch: on", 'must be on or off, not on: YAML reads `on` as true: write "on" in quotes.'),
+        ("words: dog", r"inner.words: must be a list, not 'dog': write \[one, two\]."),
     ],
 )
 def test_traps_of_numbers_lists_and_choices(line, expected):
@@ -236,7 +237,7 @@ def test_traps_of_numbers_lists_and_choices(line, expected):
 
 def test_every_item_of_a_list_is_judged():
     first, second = toy("words: [no, dog, on]")
-    assert 'inner.words[0]: wants text, not no: YAML reads `no` as false: write "no" in quotes.' in first
+    assert 'inner.words[0]: must be text, not no: YAML reads `no` as false: write "no" in quotes.' in first
     assert "inner.words[2]: " in second
 
 
@@ -246,20 +247,20 @@ def test_every_item_of_a_list_is_judged():
         ("", "my.yaml:1: the document is empty"),
         ("[" * 5000, "my.yaml:1: not YAML: nested too deeply."),
         ("# only a comment\n", "my.yaml:1: the document is empty"),
-        ("- a\n", "my.yaml:1: wants keys and values, not a list: its keys are name, model, images"),
-        ("dog", "my.yaml:1: wants keys and values, not 'dog'"),
+        ("- a\n", "my.yaml:1: must be keys with values, not a list: its keys are name, model, images"),
+        ("dog", "my.yaml:1: must be keys with values, not 'dog'"),
         ("name: x\nmodel: [\n", "my.yaml:3: not YAML: while parsing"),
         ("name: x: y\n", "my.yaml:1: not YAML: mapping values are not allowed here."),
         ("name: x\n\tmodel: y\n", "my.yaml:2: not YAML: .*'\\\\t' that cannot start any token"),
         ("name: x\n---\nname: y\n", "my.yaml:2: not YAML: expected a single document"),
         ("name: x\nmodel: *gone\n", "my.yaml:2: not YAML: found undefined alias 'gone'"),
         ("name: x\nmodel: \x00\n", "my.yaml:2: not YAML: the character '\\\\x00' is not allowed"),
-        (SMALL + "clusters:\n", "my.yaml:5: clusters: wants keys and values, not nothing: write its keys below it"),
+        (SMALL + "clusters:\n", "my.yaml:5: clusters: must be keys with values, not nothing: write its keys below it"),
         (SMALL + "zebra: 1\n", "my.yaml:5: zebra: no such key in this document. Its keys are name, model"),
         (SMALL + "[a]: 1\n", "my.yaml:5: a list: no such key"),
         (SMALL + "<<: {tokens: {seed: 1}}\n", "my.yaml:5: <<: no such key"),
         (SMALL + "name: again\n", "my.yaml:5: name: given twice, first on line 1: keep one."),
-        (SMALL + "images: {source: &a [*a]}\n", "my.yaml:5: images.source: wants text or null, not a list."),
+        (SMALL + "images: {source: &a [*a]}\n", "my.yaml:5: images.source: must be text or null, not a list."),
     ],
 )
 def test_documents_that_are_no_recipe(text, expected):
@@ -342,12 +343,12 @@ def test_override_is_as_strict_as_the_file_and_reports_all(small):
         )
     assert [problem.split(": ", 1)[1] for problem in caught.value.problems] == [
         "clusters.topk: no such key in clusters. Did you mean 'top_k'?",
-        "clusters.top_k: wants a whole number of at least 2, not 1.",
-        'model.revision: wants text or null, not on: YAML reads `on` as true: write "on" in quotes.',
+        "clusters.top_k: must be a whole number of at least 2, not 1.",
+        'model.revision: must be text or null, not on: YAML reads `on` as true: write "on" in quotes.',
         "is not an assignment: write section.key=value, such as clusters.top_k=5000.",
         "is not an assignment: write section.key=value, such as clusters.top_k=5000.",
-        "tokens: wants keys and values, not 3: write its keys below it, indented.",
-        "name: wants text, not keys and values.",
+        "tokens: must be keys with values, not 3: write its keys below it, indented.",
+        "name: must be text, not keys with values.",
         "split.seed: given twice: keep one.",
         "not YAML: while parsing a flow node expected the node content, but found '<stream end>'.",
     ]
@@ -530,16 +531,16 @@ max_new_tokens: 0
 """
     assert steering_problems(mine(text)) == [
         ":2: atals: no such key in this document. Did you mean 'atlas'?",
-        ":4: steps[0].minus: wants a list, not 'dog': write [one, two].",
+        ":4: steps[0].minus: must be a list, not 'dog': write [one, two].",
         ":5: steps[0].setings: no such key in steps[0]. Did you mean 'settings'?",
-        ':6: steps[1].plus[0]: wants text, not on: YAML reads `on` as true: write "on" in quotes.',
+        ':6: steps[1].plus[0]: must be text, not on: YAML reads `on` as true: write "on" in quotes.',
         ":7: steps[1].settings.gama: no such key in steps[1].settings. Did you mean 'gamma'?",
-        ":7: steps[1].settings.nu: wants a whole number of at least 1, all or null, not 'al'. Did you mean 'all'?",
-        ":7: steps[1].settings.kappa: wants a whole number of at least 1 or null, not 0.",
-        ":7: steps[1].settings.mode: wants scale, place or null, not 'push'.",
+        ":7: steps[1].settings.nu: must be a whole number of at least 1, all or null, not 'al'. Did you mean 'all'?",
+        ":7: steps[1].settings.kappa: must be a whole number of at least 1 or null, not 0.",
+        ":7: steps[1].settings.mode: must be scale, place or null, not 'push'.",
         ":8: steps[1].expect.gon: no such key in steps[1].expect. Did you mean 'gone'?",
-        ":9: steps[2].where[0]: wants a finite number, not 'a'.",
-        ":10: max_new_tokens: wants a whole number of at least 1, not 0.",
+        ":9: steps[2].where[0]: must be a finite number, not 'a'.",
+        ":10: max_new_tokens: must be a whole number of at least 1, not 0.",
         ":1: atlas: missing, and has no default: give it text.",
     ]
 
@@ -587,7 +588,7 @@ def test_only_one_thing_says_where(mine):
 @pytest.mark.parametrize("mask", ["[a.png]", "5", "''", "{a: b}", "None"])
 def test_a_mask_is_the_name_of_a_file(mine, mask):
     (problem,) = steering_problems(mine(f"name: a\natlas: b\nsteps:\n  - plus: [dog]\n    mask: {mask}\n"))
-    assert problem.startswith(":5: steps[0].mask: wants text or null, not ")
+    assert problem.startswith(":5: steps[0].mask: must be text or null, not ")
 
 
 # Writing in brief

@@ -32,25 +32,15 @@ from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT, report_tokens
+from elude_steer.specs import demo_hints
 from elude_steer.steering.result import SteeredCaption
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.plotting import data_uri, fit_within
 
 T = TypeVar("T")
-TUNABLE = ("mode", "kappa", "nu", "fit", "gamma", "alpha", "beta", "reach", "fill")
-# One line each, for people who have not read the paper.
-HINTS: Mapping[str, str] = {
-    "mode": "place works on a region and can put things there; scale, the paper's, multiplies what already fires",
-    "kappa": "how many sub-units a word stands for",
-    "nu": "how many patches of each tile are changed at most, or all; larger for large things and for places",
-    "gamma": "what the sub-units of removed words are multiplied by",
-    "alpha": "what those of added words are multiplied by (scale)",
-    "beta": "how strongly added words are set (place)",
-    "reach": "how far the other units are moved with an added word (place); 0 leaves them alone",
-    "fill": "how many sub-units of the surroundings take a removed word's place (place); 0 leaves a hole",
-    "fit": "how strongly, as a share of its peak, a word fires wherever its region is (place); 0 takes nu patches",
-}
+HINTS = demo_hints()  # a line for each setting that the page shows
+TUNABLE = tuple(HINTS)
 
 
 class Presenter:
@@ -62,7 +52,7 @@ class Presenter:
         self.most = 20_000_000 if public else MAX_PIXELS
         self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
         self.specimens = ReferenceImages(steerer.atlas, steerer.vlm)
-        self.own = Settings.of(steerer.defaults)
+        self.own = merge_settings(steerer.defaults)
         self.words = list(steerer.atlas.require_labels().counts)
         self._running: dict[str, _Work] = {}
         self._fresh = itertools.count(1)

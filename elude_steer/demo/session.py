@@ -22,8 +22,7 @@ from elude_steer.errors import ImageError, SpecError
 from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import list_recipes, load_recipe, parse_recipe
-from elude_steer.specs import Recipe, SteeringSpec, StepSpec
-from elude_steer.steering.settings import Settings
+from elude_steer.specs import Recipe, Settings, SteeringSpec, StepSpec
 from elude_steer.utils.yaml_schema import dump_document
 
 SHOWN = 480  # pixels of the longer side of pictures in the page

@@ -56,7 +56,7 @@ class ConceptEdit:
     @property
     def is_regional(self) -> bool:
         """Whether all its sub-units change on one region, and not each on the patches where it fires most."""
-        return self.concept.is_placed or self.concept.settings.fits
+        return self.concept.is_placed or self.concept.settings.fits_region
 
     def activations(self, q: torch.Tensor, memo: ImageMemo | None = None) -> torch.Tensor:
         """Activations of its sub-units, `(tiles, tokens, m)` float32; computed once for each memo."""

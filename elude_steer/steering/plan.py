@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from elude_steer.atlas.matching import normalize_word
 from elude_steer.errors import SpecError
+from elude_steer.specs import Settings
 from elude_steer.steering.regions import Region
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 
 if TYPE_CHECKING:
     from elude_steer.models.matcher import Matcher
@@ -101,7 +102,9 @@ class Plan:
         touched = [c for c in self.concepts if c.edits]
         if not all(c.settings.nu == "all" for c in touched):
             return False
-        return not any(c.is_placed or c.settings.fits or self.is_filled(c) or self.stream_reach(c) for c in touched)
+        return not any(
+            c.is_placed or c.settings.fits_region or self.is_filled(c) or self.stream_reach(c) for c in touched
+        )
 
     @property
     def key(self) -> str:
@@ -137,7 +140,7 @@ class Plan:
     def has_surroundings(self, concept: Concept) -> bool:
         """Whether the region of a removed concept leaves any patches around it."""
         settings = concept.settings
-        return settings.nu != "all" or settings.fits or self.marked_region(concept) is not None
+        return settings.nu != "all" or settings.fits_region or self.marked_region(concept) is not None
 
     def is_filled(self, concept: Concept) -> bool:
         """Whether the region of a removed concept is filled with its surroundings: not if something is placed there."""
@@ -195,10 +198,10 @@ class Plan:
 
     def _describe_region(self, concept: Concept) -> str:
         settings, nu = concept.settings, concept.settings.nu
-        if (concept.is_placed or settings.fits) and self.marked_region(concept):
+        if (concept.is_placed or settings.fits_region) and self.marked_region(concept):
             return "the marked region"
         patches = f"{nu} patch{'' if nu == 1 else 'es'} {'an' if settings.per == 'image' else 'a'} {settings.per}"
-        if settings.fits:
+        if settings.fits_region:
             limit = "" if nu == "all" else f", at most {patches}"
             return f"the region with {settings.fit:.0%} of its peak{limit}"
         if nu == "all":
@@ -237,7 +240,7 @@ def make_plan(
     concepts: list[Concept] = []
     notes: list[str] = []
     for (word, role), values in words.items():
-        chosen = Settings.of(values, settings or {}, defaults or {})
+        chosen = merge_settings(values, settings or {}, defaults or {})
         own_region = regions[word, role] or region
         if chosen.mode == "place" and role == "plus" and own_region is None and not minus_words:
             raise SpecError(

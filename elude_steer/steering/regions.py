@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from elude_steer.errors import SpecError
 from elude_steer.models.images import open_image
-from elude_steer.steering.settings import Settings
+from elude_steer.specs import Settings
 
 if TYPE_CHECKING:
     from elude_steer.models.vlm import Vlm

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer import __version__
-from elude_steer.specs import Recipe
+from elude_steer.specs import Recipe, Settings
 from elude_steer.steering.plan import Concept
 from elude_steer.steering.result import render_captions, render_maps
 from elude_steer.steering.run_recipe import StepResult
-from elude_steer.steering.settings import Settings
 from elude_steer.utils.files import write_file
 from elude_steer.utils.plotting import data_uri, fit_within
 

@@ -24,7 +24,7 @@ from elude_steer.models.loading import check_device
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
-from elude_steer.specs import ModelSpec
+from elude_steer.specs import ModelSpec, SettingArguments
 from elude_steer.steering.intervention import (
     AllSubUnits,
     PreparedPlan,
@@ -34,7 +34,6 @@ from elude_steer.steering.intervention import (
 from elude_steer.steering.plan import Plan, make_plan
 from elude_steer.steering.regions import ImagePatches
 from elude_steer.steering.result import SteeredCaption, result_notes
-from elude_steer.steering.settings import Given
 from elude_steer.steering.sub_unit_source import EditableSubUnits
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
@@ -236,7 +235,7 @@ class Steerer:
         minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
         plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
         where: Any = None,
-        **settings: Unpack[Given],
+        **settings: Unpack[SettingArguments],
     ) -> Plan:
         """Which sub-units would be changed, and how; see `Settings` for what the settings mean.
 
@@ -257,7 +256,7 @@ class Steerer:
         where: Any = None,
         prompt: str = PROMPT,
         max_new_tokens: int = 64,
-        **settings: Unpack[Given],
+        **settings: Unpack[SettingArguments],
     ) -> SteeredCaption:
         """The caption of a picture with some concepts taken away or put there; see `plan` for the settings.
 
@@ -336,7 +335,7 @@ def steer(
     atlas: str = EMBEDDED_ATLAS,
     device: str | None = None,
     prompt: str = PROMPT,
-    **settings: Unpack[Given],
+    **settings: Unpack[SettingArguments],
 ) -> SteeredCaption:
     """The caption of a picture with some concepts taken away or put there.
 

@@ -83,7 +83,7 @@ def test_a_spec_with_five_faults_reports_all(run, image_folder, tmp_path):
     code, out, err = run("build", bad, "--images", image_folder)
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 5)
-    for text in ("name: wants text", "Did you mean 'layer'?", "at least 1", "Did you mean 'exact'?", "given twice"):
+    for text in ("name: must be text", "Did you mean 'layer'?", "at least 1", "Did you mean 'exact'?", "given twice"):
         assert sum(text in line for line in lines) == 1, (text, err)
     code, _, err = run("recipes", "check", bad, "llava-onevision-0.5b")
     assert code == 1

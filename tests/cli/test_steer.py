@@ -189,9 +189,15 @@ print(json.dumps(said))
     [
         (("steer", "none.png", "--minus", "dog"), "'none.png' cannot be read"),
         (("steer", "{picture}", "--minus", " "), "a concept is a word"),
-        (("steer", "{picture}", "--minus", "dog", "--kappa", "0"), "kappa is 0"),
-        (("steer", "{picture}", "--minus", "dog", "--nu", "-1"), "nu is -1"),
-        (("steer", "{picture}", "--minus", "dog", "--gamma", "nan"), "gamma is nan"),
+        (
+            ("steer", "{picture}", "--minus", "dog", "--kappa", "0"),
+            "kappa: must be a whole number of at least 1, not 0",
+        ),
+        (
+            ("steer", "{picture}", "--minus", "dog", "--nu", "-1"),
+            "nu: must be a whole number of at least 1 or all, not -1",
+        ),
+        (("steer", "{picture}", "--minus", "dog", "--gamma", "nan"), "gamma: must be a finite number, not nan"),
         (("steer", "{picture}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
         (("steer", "{picture}", "--plus", "dog", "--mode", "place"), "can only be placed somewhere"),
         (("steer", "{picture}", "--plus", "dog", "--mode", "place", "--where", "1,2,3"), "--where is '1,2,3'"),
@@ -216,7 +222,7 @@ print(json.dumps(said))
         (("sweep", "{picture}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
         (("sweep", "--grid", "gamma"), "--grid is 'gamma'; it is a setting and its values: gamma=-15,-50"),
         (("sweep", "--grid", "nu=6", "--grid", "nu=all"), "--grid nu is given twice; put all its values in one"),
-        (("sweep", "--grid", "kappa=true"), "kappa is True"),
+        (("sweep", "--grid", "kappa=true"), "kappa: must be a whole number of at least 1, not True"),
         (("sweep", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("export", "toyland-cats", "{folder}/x", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("sweep", "--grid", "gama=1"), "there is no setting 'gama'. Did you mean 'gamma'"),

@@ -249,7 +249,7 @@ def test_settings_count_and_can_be_reset(visit, page):
     visitor.press()
     assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"])
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("many")
-    assert "nu is 'many'" in visitor.press()
+    assert "nu: must be a whole number of at least 1 or all, not 'many'" in visitor.press()
 
 
 def test_settings_are_found_and_chosen_from(visit, page):

@@ -13,9 +13,9 @@ from PIL import Image
 from elude_steer.demo import html_parts
 from elude_steer.errors import SpecError
 from elude_steer.models.vlm import PatchGrid
+from elude_steer.specs import Settings
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.result import SteeredCaption
-from elude_steer.steering.settings import Settings
 from tests.helpers.markup import Reader
 
 GRID = PatchGrid(np.array([[(0, 0, 0.5, 1), (0.5, 0, 1, 1)]]), (1, 2))

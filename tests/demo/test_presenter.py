@@ -191,13 +191,13 @@ def test_patches_are_typed(page, text):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        *[("nu", text, "^nu is ") for text in ("nonsense", "7.5", "-3", "0", "--5", "1-", "²", "al")],
-        ("kappa", 2.5, "^kappa is 2.5"),
-        ("kappa", 0, "^kappa is 0"),
-        ("fill", -1.0, "^fill is -1"),
-        ("gamma", float("nan"), "^gamma is nan"),
-        ("beta", "much", "^beta is 'much'"),
-        ("mode", "push", "^mode: wants scale or place, not 'push'"),
+        *[("nu", text, "^nu: must be ") for text in ("nonsense", "7.5", "-3", "0", "--5", "1-", "²", "al")],
+        ("kappa", 2.5, "^kappa: must be .*, not 2.5"),
+        ("kappa", 0, "^kappa: must be .*, not 0"),
+        ("fill", -1.0, "^fill: must be .*, not -1"),
+        ("gamma", float("nan"), "^gamma: must be .*, not nan"),
+        ("beta", "much", "^beta: must be .*, not 'much'"),
+        ("mode", "push", "^mode: must be scale or place, not 'push'"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(page, name, value, told):
@@ -718,7 +718,7 @@ def test_a_recipe_of_a_visitor_names_no_file_of_this_machine(tmp_path):
         (None, "the recipe cannot be read as UTF-8 text; give a YAML file"),
         (b"", "^the recipe:1: the document is empty"),
         (b"name: a\natlas: b\nsteps: []\n", "^the recipe: steps is empty; say at least one edit"),
-        (b"name: a\natlas: b\nsteps: [{minus: dog}]\n", r"^the recipe:3: steps\[0\]\.minus: wants a list, not 'dog'"),
+        (b"name: a\natlas: b\nsteps: [{minus: dog}]\n", r"^the recipe:3: steps\[0\]\.minus: must be a list, not 'dog'"),
         (b"name: [\n", "^the recipe:2: not YAML"),
     ],
 )

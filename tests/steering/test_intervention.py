@@ -10,7 +10,7 @@ from elude_steer.errors import ModelError
 from elude_steer.steering.intervention import PreparedPlan, make_edited_forward
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.regions import Region
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 from tests.helpers.atlases import make_atlas
 
 TILES, PATCHES, D_IN, UNITS = 3, 10, 21, 6
@@ -34,7 +34,7 @@ def q():
 
 
 def concept(atlas, sub_units, role="minus", word="dog", amounts=None, **how):
-    how = Settings.of(how)
+    how = merge_settings(how)
     kind = "set" if how.mode == "place" and role == "plus" else "scale"
     amounts = amounts or [how.gamma if role == "minus" else how.alpha] * len(sub_units)
     edits = tuple(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elude_steer.steering.regions import concept_region, smooth_over_neighbours, strongest_mask
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
@@ -62,7 +62,7 @@ def test_a_region_is_as_large_as_the_thing():
     share[1, :2] = torch.tensor([0.4, 0.2])
 
     def region(**how):
-        return concept_region(share, Settings.of({"mode": "place", **how}), (3, 4)).nonzero().tolist()
+        return concept_region(share, merge_settings({"mode": "place", **how}), (3, 4)).nonzero().tolist()
 
     assert region(nu=8, fit=0.45) == [[0, 0], [0, 1], [0, 2]]
     assert region(nu=2, fit=0.45) == [[0, 0], [0, 1]]  # nu is the most a tile may have
@@ -74,5 +74,5 @@ def test_a_region_is_as_large_as_the_thing():
 
 def test_a_word_that_fires_nowhere_has_nothing_to_fit():
     share = -torch.arange(1.0, 13).reshape(1, 12)
-    mask = concept_region(share, Settings.of({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
+    mask = concept_region(share, merge_settings({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
     assert mask.nonzero()[:, 1].tolist() == [0, 1, 2, 3]

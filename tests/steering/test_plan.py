@@ -1,5 +1,5 @@
 import json
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from PIL import Image
 from elude_steer.errors import ImageError, SpecError
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.regions import Region
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 
 
 def grid(rows, columns):
@@ -31,74 +31,7 @@ def edit(sub_unit=3, kind="scale", amount=-15.0, via="dog", similarity=1.0):
 
 
 def concept(*edits, word="dog", role="minus", **how):
-    return Concept(word, role, Settings.of(how), edits)
-
-
-# Settings
-
-
-def test_the_papers_settings_are_the_last_resort():
-    assert Settings.of() == Settings.of({}, {}) == Settings()
-    assert (Settings().mode, Settings().per, Settings().by) == ("scale", "tile", "label")
-
-
-def test_the_first_layer_that_has_a_setting_decides_and_none_says_nothing():
-    how = Settings.of({"gamma": None, "alpha": 2}, {"gamma": -2, "alpha": 3}, {"gamma": -3, "nu": 4})
-    assert (how.alpha, how.gamma, how.nu, how.kappa) == (2.0, -2.0, 4, 100)
-
-
-def test_settings_are_plain_values_whatever_they_were():
-    how = Settings.of({"kappa": np.int64(5), "alpha": np.float32(2.5), "gamma": -3, "nu": np.int32(7)})
-    assert (how.kappa, how.alpha, how.gamma, how.nu) == (5, 2.5, -3.0, 7)
-    assert [type(value) for value in (how.kappa, how.alpha, how.gamma, how.nu)] == [int, float, float, int]
-    assert how == Settings.of({"kappa": 5, "alpha": 2.5, "gamma": -3.0, "nu": 7})
-    assert hash(how) == hash(replace(how))
-    with pytest.raises(FrozenInstanceError):
-        how.alpha = 1
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"kappa": 0}, "kappa is 0; a whole number of sub-units stands for a word, at least 1"),
-        ({"kappa": -3}, "kappa is -3"),
-        ({"kappa": 2.5}, "kappa is 2.5"),
-        ({"kappa": "5"}, "kappa is '5'"),
-        ({"kappa": True}, "kappa is True"),
-        ({"nu": 0}, "nu is 0; it is at least 1, or 'all'"),
-        ({"nu": -1}, "nu is -1; it is at least 1, or 'all'"),
-        ({"nu": 2.5}, "nu is 2.5"),
-        ({"nu": 2.0}, "nu: wants a whole number or all, not 2.0: write 2"),
-        ({"nu": float("nan")}, "nu is nan; it is at least 1"),
-        ({"nu": float("inf")}, "nu is inf; it is at least 1"),
-        ({"nu": True}, "nu is True"),
-        ({"nu": "al"}, "nu is 'al'; it is a number of patches, or 'all'"),
-        ({"nu": "3"}, "nu is '3'"),
-        ({"nu": [3]}, "a setting is a single value"),
-        ({"nu": (3,)}, "a setting is a single value"),
-        ({"alpha": float("nan")}, "alpha is nan; it is a finite number"),
-        ({"gamma": float("-inf")}, "gamma is -inf; it is a finite number"),
-        ({"beta": "20"}, "beta is '20'; it is a finite number"),
-        ({"beta": True}, "beta is True"),
-        ({"min_similarity": float("nan")}, "min_similarity is nan"),
-        ({"mode": "push"}, "mode: wants scale or place, not 'push'"),
-        ({"per": 3}, "per: wants tile or image, not 3"),
-        ({"by": "labels"}, "by: wants label or score, not 'labels'. Did you mean 'label'"),
-        ({"gama": 3}, "there is no setting 'gama'. Did you mean 'gamma'"),
-        ({"zebra": 3}, r"there is no setting 'zebra'\.$"),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_meant_are_one_line(given, message):
-    Settings.of({"kappa": 1, "nu": 1, "alpha": 1, "beta": 1})  # equal to True, and no excuse for it
-    with pytest.raises(SpecError, match=message) as caught:
-        Settings.of(given)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_setting_is_refused_in_every_layer():
-    with pytest.raises(SpecError, match="no setting 'nuu'"):
-        Settings.of({"nu": 3}, {}, {"nuu": None})
+    return Concept(word, role, merge_settings(how), edits)
 
 
 # Regions

@@ -7,12 +7,11 @@ from PIL import Image
 
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.recipe_files import load_recipe
-from elude_steer.specs import ExpectSpec, Recipe, StepSpec
+from elude_steer.specs import ExpectSpec, Recipe, Settings, StepSpec
 from elude_steer.steering.plan import Concept, Edit, Plan
 from elude_steer.steering.report import write_report
 from elude_steer.steering.result import SteeredCaption, render_captions
 from elude_steer.steering.run_recipe import StepResult, run_recipe
-from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from tests.helpers.markup import Reader, embedded_images
 

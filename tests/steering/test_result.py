@@ -7,9 +7,9 @@ from PIL import Image
 
 from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
+from elude_steer.specs import Settings
 from elude_steer.steering.plan import Concept, Plan
 from elude_steer.steering.result import SteeredCaption, render_captions, render_maps, result_notes
-from elude_steer.steering.settings import Settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
 from tests.helpers.markup import Reader, embedded_images

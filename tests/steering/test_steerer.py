@@ -16,7 +16,7 @@ from elude_steer.evaluation.edits.tune import save_settings, tune
 from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 
 
@@ -329,10 +329,10 @@ def test_settings_of_a_word_come_before_those_of_the_plan(steerer):
     [
         ({"minus": "dog"}, SpecError, r"minus is a list of words: minus=\['dog'\]"),
         ({"minus": ["  "]}, SpecError, "a concept is a word, not '  '"),
-        ({"minus": ["dog"], "kappa": 0}, SpecError, "kappa is 0"),
-        ({"minus": ["dog"], "nu": -1}, SpecError, "nu is -1; it is at least 1, or 'all'"),
-        ({"minus": ["dog"], "nu": "al"}, SpecError, "nu is 'al'"),
-        ({"minus": ["dog"], "gamma": float("nan")}, SpecError, "gamma is nan; it is a finite number"),
+        ({"minus": ["dog"], "kappa": 0}, SpecError, "kappa: must be .*, not 0"),
+        ({"minus": ["dog"], "nu": -1}, SpecError, "nu: must be a whole number of at least 1 or all, not -1"),
+        ({"minus": ["dog"], "nu": "al"}, SpecError, "nu: must be .*, not 'al'"),
+        ({"minus": ["dog"], "gamma": float("nan")}, SpecError, "gamma: must be a finite number, not nan"),
         ({"minus": ["dog"], "plus": ["dog"]}, SpecError, "'dog' is in minus and in plus"),
         ({"plus": ["dog"], "mode": "place"}, SpecError, r"'dog' can only be placed somewhere"),
         ({"minus": ["dog"], "mode": "push"}, SpecError, r"mode.*push"),
@@ -404,7 +404,7 @@ def test_regions_cover_what_they_mark():
 
 
 def test_settings_take_the_first_that_is_given():
-    how = Settings.of({"gamma": None}, {"gamma": -2}, {"gamma": -3, "nu": 4})
+    how = merge_settings({"gamma": None}, {"gamma": -2}, {"gamma": -3, "nu": 4})
     assert (how.gamma, how.nu, how.kappa) == (-2.0, 4, 100)
 
 
@@ -498,9 +498,9 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
         (lambda s, i: s.plan(minus=5), r"minus is a list of words, not 5"),
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
         (lambda s, i: s.steer(None, minus=["dog"]), "a picture is a path, the bytes of a file or a PIL image"),
-        (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: wants"),
-        (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill is -1; it is a number of sub-units, 0 for none"),
-        (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit is 1.5; it is a share of a word's peak, 0 to 1"),
+        (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: must be"),
+        (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill: must be a whole number of at least 0, not -1"),
+        (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit: must be a finite number from 0 to 1, not 1.5"),
         (lambda s, i: s.plan(minus=["dog"], gama=3), "there is no setting 'gama'"),
     ],
 )

@@ -30,8 +30,9 @@ from elude_steer.evaluation.edits.benchmark import (
 )
 from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import PROMPT
+from elude_steer.specs import Settings
 from elude_steer.steering.plan import Plan
-from elude_steer.steering.settings import Settings
+from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key, versions
@@ -68,7 +69,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     plain = [[v.item() if isinstance(v, np.generic) else v for v in values] for values in grid.values()]
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*plain)]
     for point in points:
-        Settings.of(point)
+        merge_settings(point)
     return points
 
 

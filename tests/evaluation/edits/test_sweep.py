@@ -43,7 +43,7 @@ def test_values_of_numpy_become_plain():
         ({"gamma": []}, r"gamma needs a list of values to try, not \[\]"),
         ({"gamma": -5}, "gamma needs a list of values to try, not -5"),
         ({"nu": "all"}, "nu needs a list of values to try, not 'all'"),
-        ({"kappa": [8, 0]}, "kappa is 0"),
+        ({"kappa": [8, 0]}, "kappa: must be .*, not 0"),
         ({"smooth": [True, 3]}, "smooth"),
     ],
 )
