@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elude_steer as es
-from elude_steer.atlas.build import tokens
+from elude_steer.atlas.build import stages, token_store
 from elude_steer.method.fast_hdbscan import EXACT_DIMENSIONS
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
@@ -67,7 +66,7 @@ def main() -> None:
             (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, moved / path.relative_to(images))
         rows, reference = [], None
-        plan, strongest = tokens.TokenPlan, tokens.strongest_instances
+        cut = stages.iterate_shards
         size = spec.tokens.batch_size
         ways = {
             "one thread": {"threads": 1},
@@ -82,8 +81,8 @@ def main() -> None:
         }
         for number, (way, change) in enumerate(ways.items()):
             shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
-            tokens.TokenPlan = lambda *a, shard=shard: replace(plan(*a[:4]), shard=shard)
-            tokens.strongest_instances = lambda *a, chunk=chunk: strongest(*a, chunk_blocks=chunk)
+            stages.iterate_shards = lambda images, size, _, step, shard=shard: cut(images, size, shard, step)
+            token_store._blocks_that_fit = lambda weight, chunk=chunk: chunk
             start = time.perf_counter()
             where = {
                 "images": images,

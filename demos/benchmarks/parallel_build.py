@@ -40,7 +40,7 @@ def build(folder: Path, processes: int, options: argparse.Namespace) -> tuple[di
 
 def overhead(store: Path) -> tuple[int, int]:
     """Bytes of the tokens themselves, and of everything in the store's folder."""
-    from elude_steer.atlas.build.tokens import TokenStore
+    from elude_steer.atlas.build.token_store import TokenStore
 
     shape, tokens = json.loads((store / "shape.json").read_text()), TokenStore(store)
     width = {"float16": 2, "float32": 4}[shape["dtype"]]

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import elude_steer as es
-from elude_steer.atlas.build.tokens import TokenStore, strongest_instances
+from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
 from elude_steer.atlas.matching import rank_sub_units
 from elude_steer.cli.steer import hide_loading_bars
 from elude_steer.method.clip_dissect import Dissection, dissect

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import elude_steer as es
 from elude_steer.atlas.build.pipeline import load_tower
-from elude_steer.atlas.build.tokens import TokenStore
+from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.method.layers import split_layer
 from elude_steer.models.hooks import find_layer, swap_module
 from elude_steer.recipe_files import load_spec, recipes_dir

@@ -16,8 +16,21 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.labelling import (
+    add_labels,
+    check_same_images,
+    choose_dissection,
+    embed_images,
+    fit_words,
+    gather_evidence,
+    prepare_labelling,
+)
+from elude_steer.atlas.build.pooling import add_references, make_thumbnails, pool_activations, rank_images
 from elude_steer.atlas.build.stages import Build
-from elude_steer.atlas.build.streams import with_streams
+from elude_steer.atlas.build.streams import add_streams, measure_streams
+from elude_steer.atlas.build.sub_units import assemble_atlas, split_units
+from elude_steer.atlas.build.tokens import collect_tokens
+from elude_steer.atlas.build.unit_clusters import cluster_units, rank_instances
 from elude_steer.atlas.manifest import check_name, check_target
 from elude_steer.errors import ImageError, SpecError
 from elude_steer.models.hooks import find_layer, record
@@ -171,24 +184,49 @@ def disentangle(
         model.train(was_training)
 
 
-def _run(run: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
-    """All stages in order: the sub-units, their names, the atlas on the disk."""
+def _run(build: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
+    """Run all stages, save the atlas, and delete what is of no further use."""
     try:
-        naming, thumbnails = None, None
-        if run.spec.labels.scorer is not None:
-            from elude_steer.atlas.build.labelling import Naming
-
-            naming = Naming(run)
-        elif run.spec.references.thumbnails is not None:
-            raise SpecError("references.thumbnails come with the names: set labels.scorer, or thumbnails: null.")
-        atlas, key = run.split(model)
-        if naming is not None:
-            atlas, thumbnails = naming.named(with_streams(run, atlas, key), key)
-        saved = run.save(atlas, out, thumbnails)
-        run.tidy()
+        atlas, thumbnails = run_stages(build, model)
+        saved = build.save(atlas, out, thumbnails)
+        build.remove_cache()
         return saved
     finally:
-        run.clean()
+        build.remove_stream_work()
+
+
+def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str, bytes] | None]:
+    """All stages in their order; see `stages` for what they have in common.
+
+    Args:
+        build: the build.
+        model: what the manifest says of the model.
+
+    Returns:
+        The atlas, and its thumbnails as files by name.
+    """
+    labelling = prepare_labelling(build)
+    tokens = collect_tokens(build)
+    rows = rank_instances(build, tokens)
+    clusters = cluster_units(build, tokens, rows)
+    split = split_units(build, tokens, clusters)
+    atlas = assemble_atlas(build, tokens, split, model)
+    if labelling is None:
+        return atlas, None
+
+    streams = measure_streams(build, split, atlas)
+    atlas = add_streams(atlas, streams)
+
+    pooled = pool_activations(build, split, atlas)
+    ranking = rank_images(build, pooled)
+    vectors = embed_images(build, labelling)
+    check_same_images(pooled, ranking, vectors)
+    settings = choose_dissection(build, ranking)
+    fit = fit_words(build, labelling, vectors, settings)
+    evidence = gather_evidence(build, atlas, settings, fit, pooled, ranking)
+    atlas = add_labels(build, atlas, labelling, settings, evidence, pooled, ranking)
+    atlas = add_references(build, atlas, ranking)
+    return atlas, make_thumbnails(build, atlas)
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:

@@ -1,7 +1,7 @@
-"""What a layer's units carry where a sub-unit fires: the residual stream behind the layer, seen from each sub-unit.
+"""A stage: the residual stream behind the layer, averaged over the tokens where each sub-unit fires.
 
-A layer adds to what is already in the stream, and often writes against it: a sub-unit may fire for a thing whose unit
-is low behind the layer. Who wants the model to see that thing has to set what the model reads, which is the stream.
+A layer adds to what is already in the stream, and often writes against it: a sub-unit may fire for a concept whose unit
+is low behind the layer. To make the model see that concept, set what the model reads, which is the stream.
 """
 
 from __future__ import annotations
@@ -12,87 +12,87 @@ from pathlib import Path
 import torch
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.build import tokens
-from elude_steer.atlas.build.stages import Build
+from elude_steer.atlas.build.stages import Build, StageFolder
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.utils.files import read_tensors, write_tensors
-from elude_steer.utils.fingerprint import make_key
 
-FIRING_SHARE = 0.7  # of its reference activation: from there on a sub-unit counts as firing
-_GROUPS = 16  # of pictures, each summed up in one file; fixed, because sums in another order round differently
+FIRING_SHARE = 0.7  # a sub-unit counts as firing from this share of its reference activation
+_GROUPS = 16  # groups of shards, each summed up in one file; fixed, because sums in another order round differently
 
 
-def with_streams(run: Build, atlas: Atlas, key: str) -> Atlas:
-    """The atlas with its streams, as far as its spec asks for them.
-
-    Args:
-        run: the build.
-        atlas: whose sub-units.
-        key: tells it from others.
-    """
-    wanted, length = run.spec.references.streams, run.images.length
-    if not wanted or not length:
-        return atlas
-    every = -(-length // wanted)
-    folder = run.stage_folder("streams", make_key("streams", key, every, run.spec.references.instances, FIRING_SHARE))
-
-    def path(group: int) -> Path:
-        return folder / f"group-{group:02d}.safetensors"
-
-    weight, bias = sub_unit_parameters(run.weight.cpu(), run.bias.cpu(), atlas.members(), atlas.units)
-    device = run.tower.device
+def measure_streams(build: Build, split: StageFolder, atlas: Atlas) -> StageFolder | None:
+    """Write sums of the stream where each sub-unit fires; None if the spec asks for no streams."""
+    max_images = build.spec.references.streams
+    if not max_images or not build.images.length:
+        return None
+    step = build.image_step(max_images)
+    folder = build.open_stage("streams", split.key, step, build.spec.references.instances, FIRING_SHARE)
+    weight, bias = sub_unit_parameters(build.weight.cpu(), build.bias.cpu(), atlas.members(), atlas.units)
+    device = build.tower.device
     weight, bias = weight.to(device), bias.to(device)
-    floor = (FIRING_SHARE * firing_reference(atlas.references.activation)).to(device)
+    threshold = (FIRING_SHARE * firing_reference(atlas.references.activation)).to(device)
 
     def work(group: int) -> None:
         sums = torch.zeros(len(atlas), atlas.d_out, dtype=torch.float64)
         counts = torch.zeros(len(atlas), dtype=torch.float64)
-        for number, batches in tokens.iterate_shards(run.images, run.plan(), every):
+        for number, batches in build.shards(step):
             for batch in batches if number % _GROUPS == group else ():
-                if run.workers.stopped.is_set():
+                if build.workers.stopped.is_set():
                     return
-                for _, (q, stream) in run.cache.activations(batch):
-                    kept = run.tower.token_indices(q.shape[1]).to(device)
-                    for tile, carried in zip(q, stream, strict=True):  # one by one: of one shape, rounded one way
-                        now = torch.addmm(bias, tile[kept].float(), weight.T)  # (tokens, S)
-                        more, seen = sum_where_firing(now, carried[kept], floor)
-                        sums += more.cpu().double()
-                        counts += seen.cpu().double()
-        write_tensors(path(group), {"sums": sums, "counts": counts})
+                for _, (q, stream) in build.cache.activations(batch):
+                    positions = build.tower.token_indices(q.shape[1]).to(device)
+                    # Tile by tile, because products of one shape round in one way.
+                    for tile_inputs, tile_stream in zip(q, stream, strict=True):
+                        activations = torch.addmm(bias, tile_inputs[positions].float(), weight.T)  # (tokens, S)
+                        tile_sums, tile_counts = sum_where_firing(activations, tile_stream[positions], threshold)
+                        sums += tile_sums.cpu().double()
+                        counts += tile_counts.cpu().double()
+        write_tensors(_group_path(folder, group), {"sums": sums, "counts": counts})
 
-    run.each("streams", range(_GROUPS), path, work, "groups")
-    run.workers.barrier()
-    parts = [read_tensors(path(group)) for group in range(_GROUPS)]
+    build.run_pieces("streams", range(_GROUPS), lambda group: _group_path(folder, group), work, "groups")
+    build.workers.barrier()
+    return folder
+
+
+def add_streams(atlas: Atlas, streams: StageFolder | None) -> Atlas:
+    """The atlas with the streams that were measured."""
+    if streams is None:
+        return atlas
+    parts = [read_tensors(_group_path(streams, group)) for group in range(_GROUPS)]
     sums, counts = (sum(part[name] for part in parts) for name in ("sums", "counts"))
     return replace(atlas, streams=subtract_mean(torch.as_tensor(sums), torch.as_tensor(counts)))
 
 
+def _group_path(folder: StageFolder, group: int) -> Path:
+    return folder.path / f"group-{group:02d}.safetensors"
+
+
 def sum_where_firing(
-    activations: torch.Tensor, stream: torch.Tensor, floor: torch.Tensor
+    activations: torch.Tensor, stream: torch.Tensor, threshold: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of the stream over the tokens where each sub-unit fires, `(S, d_out)`, and how many they are, `(S,)`.
+    """Sum the stream over the tokens where each sub-unit fires, `(S, d_out)`, and count those tokens, `(S,)`.
 
     Args:
         activations: `(tokens, S)`.
         stream: `(tokens, d_out)`.
-        floor: `(S,)` the activation from which on each fires.
+        threshold: `(S,)` the activation from which each sub-unit fires.
     """
-    fires = (activations >= floor).float()
+    fires = (activations >= threshold).float()
     return fires.T @ stream.float(), fires.sum(0)
 
 
 def subtract_mean(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The mean stream of each sub-unit less the mean of all, `(S, d_out)`; zero for one that never fires.
+    """The mean stream of each sub-unit minus the mean over all, `(S, d_out)`; zero for one that never fires.
 
     In float16, or in float32 where that would overflow.
     """
-    ever = counts > 0
+    fires = counts > 0
     means = sums / counts.clamp_min(1)[:, None]
-    middle = means[ever].mean(0) if ever.any() else 0.0
-    found = (means - middle) * ever[:, None]
-    return found.half() if found.abs().max() <= torch.finfo(torch.float16).max else found.float()
+    overall = means[fires].mean(0) if fires.any() else 0.0
+    streams = (means - overall) * fires[:, None]
+    return streams.half() if streams.abs().max() <= torch.finfo(torch.float16).max else streams.float()
 
 
-def firing_reference(reference: torch.Tensor) -> torch.Tensor:
-    """Reference activations to compare with; a sub-unit that never fires is never on."""
-    return torch.where(reference > 1e-6, reference, torch.inf)
+def firing_reference(activation: torch.Tensor) -> torch.Tensor:
+    """Reference activations to compare with; infinite for a sub-unit that never fires."""
+    return torch.where(activation > 1e-6, activation, torch.inf)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.build.tokens import TokenStore, strongest_instances
+from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
 from elude_steer.atlas.labels import Labels
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.sae import Sae

@@ -22,7 +22,8 @@ from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.pipeline import build
 from elude_steer.atlas.build.stages import Build
-from elude_steer.atlas.build.tokens import TokenStore
+from elude_steer.atlas.build.token_store import TokenStore
+from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import dictionary
 from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
@@ -163,8 +164,8 @@ class Comparison:
             spec = replace(self.spec, tokens=replace(self.spec.tokens, seed=seed))
             pictures = image_set(spec.images.source, limit=spec.images.limit)
             with worker_group(None, None) as workers:
-                folder, _ = Build(self.vlm, pictures, spec, workers, self.work / "stages", True).collected()
-            self._stores[seed] = TokenStore(folder)
+                folder = collect_tokens(Build(self.vlm, pictures, spec, workers, self.work / "stages", True))
+            self._stores[seed] = TokenStore(folder.path)
         return self._stores[seed]
 
     def dictionary(self, method: str, seed: int, run: int = 0) -> Dictionary:

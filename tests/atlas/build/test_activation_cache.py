@@ -5,7 +5,7 @@ import torch
 
 import elude_steer as es
 from demos.toyland import labeller
-from elude_steer.atlas.build import activation_cache
+from elude_steer.atlas.build import activation_cache, pipeline
 from elude_steer.errors import StorageError
 from elude_steer.models import vision
 from tests.helpers.tiny import save_images
@@ -63,13 +63,11 @@ def test_one_pass_is_enough_and_gives_the_same_bits(folder, tmp_path, counted, m
 
 
 def test_what_was_kept_is_used_after_an_interruption(folder, tmp_path, counted, monkeypatch):
-    from elude_steer.atlas.build.labelling import Naming
-
     def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Naming, "pooled", stop)
+        patch.setattr(pipeline, "pool_activations", stop)
         with pytest.raises(KeyboardInterrupt):
             built(folder, tmp_path)
     assert len(list((tmp_path / "work").glob("activations-*/*.safetensors"))) == PICTURES

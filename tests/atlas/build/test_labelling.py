@@ -8,7 +8,7 @@ from PIL import Image
 
 import elude_steer as es
 from demos.toyland import labeller
-from elude_steer.atlas.build.tokens import strongest_patches
+from elude_steer.atlas.build.token_store import strongest_patches
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.errors import AtlasError, EludeSteerWarning, SpecError
 from elude_steer.method.clip_dissect import Dissection, dissect
@@ -122,8 +122,7 @@ def test_finished_pictures_are_not_looked_at_again(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(Vlm, "encode", lambda self, images: calls.append(len(images)) or whole(self, images))
     shard = sorted(next(work.glob("pooled-*")).glob("shard-*"))[0]
     shard.unlink()  # as if the run had been killed
-    for path in next(work.glob("pooled-*")).glob("strongest-*"):
-        path.unlink()
+    next(work.glob("strongest-*/*")).unlink()
     again = es.build(spec, out=tmp_path / "b", work=work, quiet=True)
     assert sum(calls) == 40  # one shard
     assert np.array_equal(again.labels.words, first.labels.words)
@@ -164,9 +163,9 @@ def test_blocks_method_and_words_can_change_without_another_look(spec, atlas, tm
 
 
 def test_what_cannot_be_named(spec, image_folder, tmp_path):
-    with pytest.raises(SpecError, match="a stream is read once"):
+    with pytest.raises(SpecError, match="a stream can be read only once"):
         es.build(spec, images=(Image.new("RGB", (28, 28)) for _ in range(30)), out=tmp_path / "a", quiet=True)
-    with pytest.raises(SpecError, match=r"labels.template is 'a photo'; it says where the word goes"):
+    with pytest.raises(SpecError, match=r"labels.template is 'a photo'; mark the place of the word"):
         es.build(spec, out=tmp_path / "a", work=tmp_path, quiet=True, settings=["labels.template=a photo"])
     with pytest.raises(SpecError, match=r"vocabulary 'nounz' cannot be read .* Did you mean 'nouns'"):
         es.build(spec, out=tmp_path / "a", work=tmp_path, quiet=True, settings=["labels.vocabulary=nounz"])

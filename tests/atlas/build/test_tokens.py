@@ -5,18 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from elude_steer.atlas.build import tokens
-from elude_steer.atlas.build.tokens import (
-    TokenPlan,
-    TokenStore,
-    collect_shard,
-    iterate_shards,
-    merge_shards,
-    strongest_instances,
-)
+from elude_steer.atlas.build import token_store, tokens
+from elude_steer.atlas.build.stages import iterate_shards
+from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
+from elude_steer.atlas.build.tokens import collect_shard, merge_shards
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.models.images import image_set
 from elude_steer.models.vision import Tower
+from elude_steer.specs import TokensSpec
 
 
 class Net(nn.Module):
@@ -38,11 +34,11 @@ def tower():
     return Tower(net, "fc2", net.fc2, lambda images: torch.stack(list(images)), skip_tokens=(1,))
 
 
-def collected(tower, images, folder, plan):
+def collected(tower, images, folder, spec, shard=64):
     source = image_set(images)
     count = 0
-    for number, batches in iterate_shards(source, plan):
-        collect_shard(tower, batches, plan, folder, number)
+    for number, batches in iterate_shards(source, spec.batch_size, shard):
+        collect_shard(tower, batches, spec, folder, number)
         count += 1
     notes = merge_shards(folder, count, "test")
     return TokenStore(folder), notes
@@ -54,7 +50,7 @@ def images():
 
 
 def test_all_tokens_are_stored_in_order_without_registers(tower, images, tmp_path):
-    store, notes = collected(tower, images, tmp_path, TokenPlan("all", dtype="float32"))
+    store, notes = collected(tower, images, tmp_path, TokensSpec("all", dtype="float32"))
     assert notes == []
     assert len(store) == 23 * 17
     expected = torch.cat([q[0][[0, *range(2, 18)]] for q in tower.encode(images)])
@@ -67,16 +63,16 @@ def test_all_tokens_are_stored_in_order_without_registers(tower, images, tmp_pat
 
 
 def test_drawn_tokens_depend_on_content_and_seed_alone(tower, images, tmp_path):
-    plan = TokenPlan(3, seed=42, dtype="float32", batch_size=4)
-    store, _ = collected(tower, images, tmp_path / "a", plan)
+    spec = TokensSpec(3, seed=42, dtype="float32", batch_size=4)
+    store, _ = collected(tower, images, tmp_path / "a", spec)
     assert len(store) == 23 * 3
-    turned, _ = collected(tower, images[::-1], tmp_path / "b", plan)
+    turned, _ = collected(tower, images[::-1], tmp_path / "b", spec)
 
     def by_image(one, number):
         return one.places["token"][one.places["image"] == number].tolist()
 
     assert [by_image(store, i) for i in range(23)] == [by_image(turned, 22 - i) for i in range(23)]
-    other, _ = collected(tower, images, tmp_path / "c", TokenPlan(3, seed=123, dtype="float32", batch_size=4))
+    other, _ = collected(tower, images, tmp_path / "c", TokensSpec(3, seed=123, dtype="float32", batch_size=4))
     assert any(by_image(store, i) != by_image(other, i) for i in range(23))
     assert 1 not in set(store.places["token"].tolist())
     assert len({tuple(by_image(store, i)) for i in range(23)}) > 10
@@ -84,19 +80,19 @@ def test_drawn_tokens_depend_on_content_and_seed_alone(tower, images, tmp_path):
 
 @pytest.mark.parametrize("shard", [4, 8, 1000])
 def test_the_shard_size_changes_nothing(tower, images, tmp_path, shard):
-    plan = TokenPlan(2, batch_size=4, shard=shard)
-    collected(tower, images, tmp_path / "a", plan)
-    collected(tower, images, tmp_path / "b", TokenPlan(2, batch_size=4, shard=12))
+    spec = TokensSpec(2, batch_size=4)
+    collected(tower, images, tmp_path / "a", spec, shard)
+    collected(tower, images, tmp_path / "b", spec, 12)
     for name in ("tokens.bin", "places.bin"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_merging_goes_on_where_it_was(tower, images, tmp_path, monkeypatch):
-    plan = TokenPlan(2, batch_size=4, shard=4)
-    whole, _ = collected(tower, images, tmp_path / "a", plan)
+    spec = TokensSpec(2, batch_size=4)
+    whole, _ = collected(tower, images, tmp_path / "a", spec, 4)
     folder = tmp_path / "b"
-    for number, batches in iterate_shards(image_set(images), plan):
-        collect_shard(tower, batches, plan, folder, number)
+    for number, batches in iterate_shards(image_set(images), 4, 4):
+        collect_shard(tower, batches, spec, folder, number)
     append, seen = tokens._append, []
 
     def interrupted(*args):
@@ -130,28 +126,28 @@ def test_unreadable_images_are_named_and_skipped(tower, images, tmp_path):
                 raise OSError("torn")
             return images[i]
 
-    store, notes = collected(tower, Source({3, 7}), tmp_path / "a", TokenPlan(2))
+    store, notes = collected(tower, Source({3, 7}), tmp_path / "a", TokensSpec(2))
     assert len(store) == 21 * 2
     assert notes == ["00000003 (torn)", "00000007 (torn)"]
     assert 3 not in store.image_ids
     with pytest.raises(ImageError, match=r"none of the 23 images of test can be read; the first: 00000000 \(torn\)"):
-        collected(tower, Source(set(range(23))), tmp_path / "b", TokenPlan(2))
+        collected(tower, Source(set(range(23))), tmp_path / "b", TokensSpec(2))
 
 
 def test_values_beyond_float16_are_refused(tower, tmp_path):
     with pytest.raises(ModelError, match=r"layer 'fc2' do not fit float16; set tokens\.dtype: float32"):
-        collected(tower, [torch.full((96,), 1e6)], tmp_path, TokenPlan(2))
+        collected(tower, [torch.full((96,), 1e6)], tmp_path, TokensSpec(2))
 
 
 @pytest.fixture
 def store(tower, images, tmp_path):
-    return collected(tower, images, tmp_path, TokenPlan("all", dtype="float32"))[0]
+    return collected(tower, images, tmp_path, TokensSpec("all", dtype="float32"))[0]
 
 
 @pytest.mark.parametrize("k", [1, 7, 100, 391, 5000])
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monkeypatch):
-    monkeypatch.setattr(tokens, "_BLOCK", 16)  # several chunks of a small store
+    monkeypatch.setattr(token_store, "_BLOCK_ROWS", 16)  # several chunks of a small store
     w, b = tower.layer.weight.detach(), tower.layer.bias.detach() - 3  # negative values must be able to enter
     values, rows = strongest_instances(store, w, b, k, chunk_blocks=chunk)
     everything = (store.read(0, len(store)) @ w.T + b).T
@@ -163,15 +159,15 @@ def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monk
 
 def test_ties_go_to_the_earlier_instance(tower, tmp_path):
     same = [torch.ones(96)] * 5
-    store, _ = collected(tower, same, tmp_path, TokenPlan("all", dtype="float32"))
+    store, _ = collected(tower, same, tmp_path, TokensSpec("all", dtype="float32"))
     _, rows = strongest_instances(store, torch.ones(1, 6), torch.zeros(1), 10)
     assert rows.tolist() == [list(range(10))]
 
 
 def test_the_summary_of_a_shard_is_plain_json(tower, images, tmp_path):
-    plan = TokenPlan(2)
-    number, batches = next(iterate_shards(image_set(images), plan))
-    collect_shard(tower, batches, plan, tmp_path, number)
+    spec = TokensSpec(2)
+    number, batches = next(iterate_shards(image_set(images), spec.batch_size))
+    collect_shard(tower, batches, spec, tmp_path, number)
     summary = json.loads((tmp_path / "shard-000000.json").read_text())
     assert summary["rows"] == 46
     assert summary["images"]["0"] == "00000000"
