@@ -1,4 +1,4 @@
-"""The saved product: which sub-units a layer's units fall into, what drives each, and what it was made from."""
+"""An atlas: the sub-units of one layer's units, what activates each of them, and how the atlas was built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elude_steer.atlas import card
+from elude_steer.atlas.card import render_card
 from elude_steer.atlas.labels import Labels, Match
 from elude_steer.atlas.manifest import (
     check_files,
@@ -40,14 +40,14 @@ _MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES, _CARD = (
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """The strongest stored instances of sub-units (or of units), strongest first.
+    """The strongest instances of sub-units (or of units), strongest first.
 
     Attributes:
-        activation: `(n,)` mean over the strongest instances: what "fully on" is.
-        values: `(n, kept)` activation at each.
-        images: `(n, kept)` int32 index into the atlas's `image_ids`.
-        tiles: `(n, kept)` int32.
-        tokens: `(n, kept)` int32, the token within its tile.
+        activation: `(n,)` mean over the strongest instances: what "fully on" means.
+        values: `(n, keep)` activation at each instance.
+        images: `(n, keep)` int32 index into the atlas's `image_ids`.
+        tiles: `(n, keep)` int32.
+        tokens: `(n, keep)` int32, the token within its tile.
     """
 
     activation: torch.Tensor
@@ -62,19 +62,19 @@ class Atlas:
     """All sub-units of one layer.
 
     Attributes:
-        packed: `(S, ceil(d_in / 8))` uint8, the memberships, a bit a dimension.
-        units: `(S,)` int64 the unit each sub-unit belongs to, ascending.
-        rho: `(d_out,)` the margin chosen for each unit.
-        sizes: `(S,)` instances in each sub-unit's cluster; 0 for units left whole.
+        packed: `(S, ceil(d_in / 8))` uint8, the memberships, one bit for each input dimension.
+        units: `(S,)` int64, the unit of each sub-unit, ascending.
+        rho: `(d_out,)`, the margin chosen for each unit.
+        sizes: `(S,)`, the number of instances in each sub-unit's cluster; 0 for units that are not split.
         references: of the sub-units.
-        unit_references: of the whole units.
-        image_ids: the names of the images that references point to.
-        about: everything the manifest says.
+        unit_references: of the units before the split.
+        image_ids: the ids of the images that references point to.
+        about: the content of the manifest.
         folder: where it was loaded from.
-        labels: what the sub-units are called; None before they are named.
+        labels: the labels of the sub-units; None if it was built without.
         downloaded: whether it came from the Hub, where anybody may have written its spec.
-        streams: `(S, d_out)` float16 what each unit carries behind the residual connection where a sub-unit fires,
-            less the mean over all sub-units; None where nobody measured it.
+        streams: `(S, d_out)` float16, the mean residual stream behind the layer where each sub-unit fires, minus the
+            mean over all sub-units; None if it was not measured.
     """
 
     packed: torch.Tensor
@@ -92,17 +92,17 @@ class Atlas:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The name used in messages."""
         return str(self.about.get("name", "atlas"))
 
     @property
     def d_in(self) -> int:
-        """Input dimensions of the layer."""
+        """Number of input dimensions of the layer."""
         return int(self.about["d_in"])
 
     @property
     def d_out(self) -> int:
-        """Units of the layer."""
+        """Number of units of the layer."""
         return int(self.about["d_out"])
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Atlas:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the layer's weights and of who owns what: atlases with the same number their sub-units alike."""
+        """A hash of the layer's weights and the memberships; atlases that share it have the same sub-units."""
         digest = hashlib.sha256(str(self.about.get("weights", "")).encode())
         digest.update(self.packed.numpy().tobytes())
         digest.update(self.units.numpy().tobytes())
@@ -122,7 +122,7 @@ class Atlas:
 
     @cached_property
     def dead(self) -> torch.Tensor:
-        """`(S,)` bool: sub-units that own no dimension; they are counted and nothing else."""
+        """`(S,)` bool: sub-units that own no dimension; they are counted and otherwise ignored."""
         return ~self.packed.bool().any(1)
 
     @cached_property
@@ -130,89 +130,97 @@ class Atlas:
         return torch.searchsorted(self.units, torch.arange(self.d_out + 1))
 
     def sub_units_of(self, unit: int) -> range:
-        """The sub-units of one unit."""
+        """The numbers of one unit's sub-units."""
         if not 0 <= unit < self.d_out:
             raise AtlasError(f"atlas '{self.name}' has units 0 to {self.d_out - 1}, not {unit}.")
         return range(int(self._first[unit]), int(self._first[unit + 1]))
 
     def members(self, sub_units: torch.Tensor | Sequence[int] | None = None) -> torch.Tensor:
-        """Who owns what, `(n, d_in)` bool, for some sub-units or for all."""
+        """Memberships, `(n, d_in)` bool, of some sub-units or of all."""
         packed = self.packed if sub_units is None else self.packed[torch.as_tensor(sub_units)]
         return torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=self.d_in).view(bool))
 
     def parameters(
         self, sub_units: torch.Tensor | Sequence[int], weight: torch.Tensor, bias: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights `(n, d_in)` and biases `(n,)` of some sub-units, from the layer's own weight and bias."""
-        wanted = torch.as_tensor(sub_units, dtype=torch.long)
-        if wanted.numel() == 0:
+        """Weights `(n, d_in)` and biases `(n,)` of some sub-units, computed from the layer's weight and bias."""
+        numbers = torch.as_tensor(sub_units, dtype=torch.long)
+        if numbers.numel() == 0:
             return weight.new_empty(0, self.d_in), bias.new_empty(0)
-        if int(wanted.min()) < 0 or int(wanted.max()) >= len(self):
-            raise AtlasError(f"atlas '{self.name}' has sub-units 0 to {len(self) - 1}, not {wanted.tolist()}.")
-        weight = weight.flatten(1)  # a convolution's has two dimensions more
-        units, local = self.units[wanted].unique(return_inverse=True)
+        if int(numbers.min()) < 0 or int(numbers.max()) >= len(self):
+            raise AtlasError(f"atlas '{self.name}' has sub-units 0 to {len(self) - 1}, not {numbers.tolist()}.")
+        weight = weight.flatten(1)  # the weight of a convolution has two more dimensions
+        units, local = self.units[numbers].unique(return_inverse=True)
         first, last = self._first[units], self._first[units + 1]
-        every = torch.cat([torch.arange(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
-        bits = np.unpackbits(self.packed[every].numpy(), axis=1, count=self.d_in)
-        # Counted in the smallest type, unit by unit: most of the time goes into moving these bytes.
+        siblings = torch.cat([torch.arange(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
+        bits = np.unpackbits(self.packed[siblings].numpy(), axis=1, count=self.d_in)
+        # Counted in the smallest type, unit by unit, because most of the time goes into moving these bytes.
         kind = np.uint8 if int((last - first).max()) < 256 else np.int32
         parts = np.split(bits, np.cumsum((last - first).numpy())[:-1])
         owners = torch.from_numpy(np.stack([part.sum(0, dtype=kind) for part in parts]))
-        members = torch.from_numpy(bits.view(bool))[torch.searchsorted(every, wanted)]
-        of = self.units[wanted].to(weight.device)
-        return divide_among_owners(weight[of], bias[of], members.to(weight.device), owners[local].to(weight.device))
+        members = torch.from_numpy(bits.view(bool))[torch.searchsorted(siblings, numbers)]
+        owner = self.units[numbers].to(weight.device)
+        return divide_among_owners(
+            weight[owner], bias[owner], members.to(weight.device), owners[local].to(weight.device)
+        )
 
     def sub_units(self, sub_units: torch.Tensor | Sequence[int], layer: nn.Module) -> SubUnits:
-        """Some sub-units as arithmetic, on the layer's device."""
+        """The weights of some sub-units on the layer's device, ready to compute their activations."""
         weight, bias = (tensor.float() for tensor in layer_parameters(layer))
-        wanted = torch.as_tensor(sub_units, dtype=torch.long)
-        return SubUnits(*self.parameters(wanted, weight, bias), self.units[wanted].to(weight.device))
+        numbers = torch.as_tensor(sub_units, dtype=torch.long)
+        return SubUnits(*self.parameters(numbers, weight, bias), self.units[numbers].to(weight.device))
 
     def target_levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
-        """What "on" is for the sub-units of one concept, `(n,)`.
+        """The activation that counts as "on" for each sub-unit of one concept, `(n,)`.
 
         Args:
-            sub_units: that mean one thing together.
-            level: `reference` is the activation of each where it is strongest. `stream` is what its unit carries
-                where the concept is: the mean over all of them, because they tell of the same thing, shared by those
-                of one unit. A layer may well write against what is already there; only the stream tells what is read.
+            sub_units: the sub-units of the concept.
+            level: `reference` takes the activation of each sub-unit where it is strongest. `stream` takes what its unit
+                carries in the residual stream where the concept is: the mean over all the sub-units, because they stand
+                for the same concept, divided among those of one unit. A layer may write against what is already in
+                the stream, and the model reads only the stream.
         """
-        wanted = torch.as_tensor(sub_units, dtype=torch.long)
+        numbers = torch.as_tensor(sub_units, dtype=torch.long)
         if level == "reference":
-            return self.references.activation[wanted]
+            return self.references.activation[numbers]
         if self.streams is None:
             raise AtlasError(f"atlas '{self.name}' has no streams; build it again, or use level: reference.")
-        units = self.units[wanted]
-        carried = self.streams[wanted].float().mean(0)[units] if len(wanted) else torch.empty(0)
-        return carried / torch.bincount(units, minlength=self.d_out)[units]
+        units = self.units[numbers]
+        stream = self.streams[numbers].float().mean(0)[units] if len(numbers) else torch.empty(0)
+        return stream / torch.bincount(units, minlength=self.d_out)[units]
 
     def stream_outside(self, sub_units: torch.Tensor | Sequence[int]) -> torch.Tensor:
-        """What the stream carries where a concept is, on the units that have none of its sub-units, `(d_out,)`."""
-        wanted = torch.as_tensor(sub_units, dtype=torch.long)
-        self.target_levels([], "stream")  # raises where there are no streams
-        carried = self.streams[wanted].float().mean(0)  # type: ignore[index]
-        return carried.index_fill(0, self.units[wanted], 0.0)
+        """The stream where a concept is, on units that hold none of its sub-units; zero on the others, `(d_out,)`."""
+        numbers = torch.as_tensor(sub_units, dtype=torch.long)
+        self.target_levels([], "stream")  # raises if there are no streams
+        stream = self.streams[numbers].float().mean(0)  # type: ignore[index]
+        return stream.index_fill(0, self.units[numbers], 0.0)
 
     def require_labels(self) -> Labels:
-        """The labels; raises where sub-units have no names."""
+        """The labels; raises if the atlas has none."""
         if self.labels is None:
             raise AtlasError(
-                f"the sub-units of atlas '{self.name}' have no names; build it again with a scorer: "
+                f"the sub-units of atlas '{self.name}' have no labels; build it again with a scorer: "
                 "`elude-steer build … --set labels.scorer=google/siglip2-so400m-patch14-384`."
             )
         return self.labels
 
     def matcher(self, *, trust_remote_code: bool | None = None) -> Matcher:
-        """The model that finds this atlas's sub-units by word, as its spec has it."""
+        """Load the model that matches words with labels, as the spec says."""
         spec = dict(self.about.get("spec", {}).get("matcher", {}))
         if not spec:
-            raise AtlasError(f"atlas '{self.name}' names no matcher; build it again with a matcher section.")
+            raise AtlasError(f"the spec of atlas '{self.name}' has no matcher; build it again with a matcher section.")
         spec["trust_remote_code"] = self.allows_remote_code(spec["trust_remote_code"], trust_remote_code)
         return load_matcher(spec.pop("id"), **spec)
 
-    def allows_remote_code(self, written: bool, asked: bool | None) -> bool:
-        """Whether foreign code may run: as asked; else as the spec says, but not that of an atlas from the Hub."""
-        return asked if asked is not None else written and not self.downloaded
+    def allows_remote_code(self, in_spec: bool, override: bool | None) -> bool:
+        """Whether code that comes with a model may run.
+
+        Args:
+            in_spec: what the spec says; ignored for an atlas from the Hub.
+            override: what the caller says; None leaves it to the spec.
+        """
+        return override if override is not None else in_spec and not self.downloaded
 
     def search(
         self, word: str, *, limit: int = 20, by: str = "label", trust_remote_code: bool | None = None
@@ -220,10 +228,10 @@ class Atlas:
         """The sub-units that match a word, best first.
 
         Args:
-            word: anything; what it means is compared with the labels, not how it is spelt.
-            limit: how many.
-            by: `label`, the closeness of each sub-unit's label, or `score`, how well the closest words fit it.
-            trust_remote_code: whether code that comes with the matcher may run; None as the atlas's spec has it.
+            word: any word; its meaning is compared with the labels, not its spelling.
+            limit: the maximum number of sub-units.
+            by: `label` ranks by the similarity of each sub-unit's label; `score` by how well the closest words fit it.
+            trust_remote_code: whether code that comes with the matcher may run; None leaves it to the atlas's spec.
 
         Example:
             >>> atlas.search("puppy", limit=3)
@@ -233,7 +241,7 @@ class Atlas:
         return labels.search(matcher, word, self.units.numpy(), limit=limit, by=by)
 
     def check(self, layer: nn.Module) -> None:
-        """Raises unless `layer` carries the weights this atlas was built for."""
+        """Raise unless `layer` has the weights that this atlas was built for."""
         loaded, built = weights_hash(layer), self.about["weights"]
         if loaded != built:
             revision = self.about["model"].get("revision")
@@ -244,7 +252,7 @@ class Atlas:
             )
 
     def save(self, folder: str | Path, thumbnails: Mapping[str, bytes] | None = None) -> Path:
-        """Writes the atlas as a folder, whole or not at all; `thumbnails` are picture files by name."""
+        """Write the atlas as a folder, completely or not at all; `thumbnails` are image files by name."""
         from safetensors.torch import save
 
         folder = check_target(Path(folder))
@@ -263,8 +271,8 @@ class Atlas:
             if self.streams is not None:
                 streams = {"streams": self.streams.contiguous()}
                 write_file(new / _STREAMS, lambda file: file.write(save(streams)))
-            for name, picture in (thumbnails or {}).items():
-                write_file(new / "thumbnails" / name, lambda file, picture=picture: file.write(picture))  # type: ignore[misc]
+            for name, data in (thumbnails or {}).items():
+                write_file(new / "thumbnails" / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
             write_file(new / _CARD, lambda file: file.write(self.card().encode()))
             about = {k: v for k, v in self.about.items() if k not in ("format", "files", "checksum")}
             write_manifest(new, about)
@@ -272,7 +280,7 @@ class Atlas:
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None) -> Atlas:
-        """An atlas by folder, by name under `ELUDE_STEER_HOME`, or by Hub id; every file is checked.
+        """Load an atlas from a folder, by name under `ELUDE_STEER_HOME`, or by Hub id, and check every file.
 
         Example:
             >>> atlas = Atlas.load("my-atlas")
@@ -315,11 +323,11 @@ class Atlas:
         )
 
     def card(self) -> str:
-        """The model card: what this is, how it was made, how to load it."""
-        return card.card(self.about, self.units, self.dead, self.labels)
+        """The model card: what this atlas is, how it was built and how to load it."""
+        return render_card(self.about, self.units, self.dead, self.labels)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
-        """Uploads the atlas to the Hub; returns its address."""
+        """Upload the atlas to the Hub; returns the address of the commit."""
         from huggingface_hub import HfApi
 
         if self.folder is None:
@@ -331,7 +339,7 @@ class Atlas:
 
 
 def weights_hash(layer: nn.Module) -> str:
-    """A hash of a layer's weight and bias as bfloat16: the same whether a model is loaded in full precision or half."""
+    """A hash of a layer's weight and bias as bfloat16: the same for a model in full and in half precision."""
     digest = hashlib.sha256()
     for tensor in layer_parameters(layer):
         digest.update(str(tuple(tensor.shape)).encode())

@@ -11,14 +11,14 @@ from elude_steer.atlas.labels import Labels
 from elude_steer.method.fast_hdbscan import APPROXIMATION
 
 
-def card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labels: Labels | None) -> str:
-    """The card as Markdown.
+def render_card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labels: Labels | None) -> str:
+    """The model card of an atlas as Markdown.
 
     Args:
         about: the atlas's manifest.
-        units: `(S,)` the unit of each sub-unit.
-        dead: `(S,)` bool, those that own nothing.
-        labels: what they are called.
+        units: `(S,)`, the unit of each sub-unit.
+        dead: `(S,)` bool, the sub-units that own no dimension.
+        labels: of the sub-units; None if there are none.
     """
     model, name, d_out = about.get("model", {}), about.get("name", "atlas"), int(about["d_out"])
     rows = {
@@ -29,7 +29,7 @@ def card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labe
         "input dimensions": about["d_in"],
         "instances": f"{about.get('instances')} from {about.get('images')} images",
         "clustering": f"fast: {APPROXIMATION}" if about.get("backend") == "fast" else about.get("backend"),
-        "labels": _labelled(labels),
+        "labels": _describe_labels(labels),
         "built with": ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
@@ -43,7 +43,7 @@ def card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labe
     )
 
 
-def _labelled(labels: Labels | None) -> str:
+def _describe_labels(labels: Labels | None) -> str:
     if labels is None:
         return "none"
     return f"{len(labels.counts)} of {len(labels.vocabulary)} words, by {labels.about.get('scorer')}"

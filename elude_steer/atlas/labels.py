@@ -1,4 +1,4 @@
-"""The names of an atlas's sub-units: a vocabulary, each sub-unit's best words in it, and who says the same."""
+"""The labels of sub-units: a vocabulary, the best words of each sub-unit, and groups of redundant sub-units."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ from elude_steer.models.matcher import Matcher, vocabulary_vectors
 from elude_steer.utils.files import read_tensors, write_file, write_tensors
 
 _NAMES, _SCORES = "labels.json", "labels.safetensors"
-_REMEMBERED = 256  # searches
+_MAX_SEARCHES = 256  # that are remembered
 
 
 class Match(NamedTuple):
-    """A sub-unit that matches a word: found by the word `via` of the vocabulary, at this cosine, with this score."""
+    """A sub-unit that matches a word.
+
+    Attributes:
+        sub_unit: its number in the atlas.
+        unit: the unit it belongs to.
+        part: its number within the unit.
+        label: its label.
+        via: the word of the vocabulary that it was found by.
+        similarity: the cosine of that word and the one searched for.
+        score: how well that word fits the sub-unit.
+    """
 
     sub_unit: int
     unit: int
@@ -35,14 +45,14 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What sub-units are called.
+    """The labels of all sub-units.
 
     Attributes:
-        vocabulary: all words that could be given.
-        words: `(S, keep)` int32 each sub-unit's best words, best first; -1 for one without a name.
-        scores: `(S, keep)` float32 how well they fit.
-        groups: `(S,)` int32 the first sub-unit that says the same; itself where it is the only one.
-        about: scorer, method and settings.
+        vocabulary: all words that a label can be.
+        words: `(S, keep)` int32, the best words of each sub-unit, best first; -1 for a sub-unit without a label.
+        scores: `(S, keep)` float32, how well they fit.
+        groups: `(S,)` int32, the first sub-unit of the redundant group that each belongs to; itself if it is alone.
+        about: the scorer, the method and its settings.
     """
 
     vocabulary: tuple[str, ...]
@@ -60,18 +70,18 @@ class Labels:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many sub-units carry each label, most first, equals in the order of the alphabet."""
+        """The number of sub-units with each label, largest first, ties in alphabetical order."""
         found = Counter(self[i] for i in range(len(self)))
         found.pop("", None)
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def best(self, sub_unit: int, limit: int = 5) -> list[tuple[str, float]]:
-        """A sub-unit's best words with their scores."""
+        """The best words of a sub-unit with their scores."""
         pairs = zip(self.words[sub_unit, :limit].tolist(), self.scores[sub_unit, :limit].tolist(), strict=True)
         return [(self.vocabulary[word], score) for word, score in pairs if word >= 0]
 
     def redundant_groups(self) -> list[dict[str, Any]]:
-        """The groups of sub-units that say the same, largest first; those alone are left out."""
+        """Groups of at least two redundant sub-units, largest first."""
         found: dict[int, list[int]] = {}
         for sub_unit, first in enumerate(self.groups.tolist()):
             found.setdefault(first, []).append(sub_unit)
@@ -87,22 +97,22 @@ class Labels:
         ]
 
     def similarities(self, matcher: Matcher, word: str) -> np.ndarray:
-        """Cosines of a word and the whole vocabulary, `(M,)`."""
-        wanted = normalize_word(word)
-        return vocabulary_vectors(matcher, self.vocabulary) @ matcher.embed([wanted])[0]
+        """Cosines of a word and all words of the vocabulary, `(M,)`."""
+        vector = matcher.embed([normalize_word(word)])[0]
+        return vocabulary_vectors(matcher, self.vocabulary) @ vector
 
     def search(self, matcher: Matcher, word: str, units: np.ndarray, *, limit: int, by: str) -> list[Match]:
-        """The sub-units that match a word, best first; `units` says which unit each belongs to."""
+        """The sub-units that match a word, best first; `units` is the unit of each sub-unit."""
         key = (matcher.key, word, limit, by, len(units))
-        if key not in self._found:
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            self._found[key] = self._search(matcher, word, units, limit, by)
-        return list(self._found[key])
+        if key not in self._searches:
+            if len(self._searches) >= _MAX_SEARCHES:
+                self._searches.clear()
+            self._searches[key] = self._search(matcher, word, units, limit, by)
+        return list(self._searches[key])
 
     @cached_property
-    def _found(self) -> dict[tuple[Any, ...], list[Match]]:
-        """The last searches: a sweep asks for the same words at every point of its grid."""
+    def _searches(self) -> dict[tuple[Any, ...], list[Match]]:
+        """Results of recent searches: a sweep searches the same words at every point of its grid."""
         return {}
 
     def _search(self, matcher: Matcher, word: str, units: np.ndarray, limit: int, by: str) -> list[Match]:
@@ -110,12 +120,12 @@ class Labels:
         first = np.searchsorted(units, units[found.sub_units])
         rows = zip(found.sub_units, first, found.via, found.similarity, found.score, strict=True)
         return [
-            Match(int(s), int(units[s]), int(s - at), self[int(s)], self.vocabulary[v], float(sim), float(score))
-            for s, at, v, sim, score in rows
+            Match(int(s), int(units[s]), int(s - start), self[int(s)], self.vocabulary[v], float(cosine), float(score))
+            for s, start, v, cosine, score in rows
         ]
 
     def save(self, folder: Path) -> None:
-        """Writes the two files of the labels."""
+        """Write the two files of the labels."""
         import torch
 
         names = {
@@ -132,11 +142,12 @@ class Labels:
 
     @classmethod
     def load(cls, folder: Path) -> Labels | None:
-        """The labels of an atlas, or None where it has none."""
+        """Read the labels of an atlas; None if it has none."""
         if not (folder / _NAMES).is_file():
             return None
         names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
         arrays = {name: tensor.numpy() for name, tensor in read_tensors(folder / _SCORES).items()}
         if len(names["labels"]) != len(arrays["words"]):
-            raise AtlasError(f"atlas '{folder}' names {len(names['labels'])} sub-units and has {len(arrays['words'])}.")
+            labels, scores = len(names["labels"]), len(arrays["words"])
+            raise AtlasError(f"atlas '{folder}' has labels for {labels} sub-units and scores for {scores}.")
         return cls(tuple(names["vocabulary"]), arrays["words"], arrays["scores"], arrays["groups"], names["about"])

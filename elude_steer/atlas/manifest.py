@@ -1,4 +1,4 @@
-"""An atlas's manifest: what it is of, how it was made, and a hash of every file. Needs no torch."""
+"""The manifest of an atlas: its model and layer, how it was built, and a hash of every file. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMBEDDED_ATLAS = "toyland"  # the atlas that comes with the package
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the manifest of a folder whose other files are all there; returns it."""
+    """Write and return the manifest of a folder that holds all other files already."""
     files = {path.relative_to(folder).as_posix(): _hash(path) for path in _files(folder)}
     manifest = {"format": FORMAT, **content, "files": dict(sorted(files.items()))}
     manifest["checksum"] = _checksum(manifest)
@@ -28,11 +28,11 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an atlas, checked against its own checksum."""
+    """Read the manifest of an atlas and check it against its checksum."""
     path = folder / MANIFEST
     if not path.is_file():
         raise AtlasError(
-            f"'{folder}' is no atlas: it has no {MANIFEST}; `elude-steer atlases list` shows those at hand."
+            f"'{folder}' is not an atlas: it has no {MANIFEST}; `elude-steer atlases list` shows the installed ones."
         )
     try:
         raw = path.read_bytes()
@@ -54,47 +54,47 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises where a file of the atlas is missing or not the one that was written."""
+    """Raise if a file of the atlas is missing or has changed since it was written."""
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise AtlasError(f"atlas '{folder}' lacks its file '{name}'; copy it again, or build it again.")
+            raise AtlasError(f"atlas '{folder}' has no file '{name}'; copy or build it again.")
         if _hash(path) != expected:
             raise AtlasError(_damaged(folder, name))
 
 
 def list_atlases() -> Iterator[tuple[str, Path]]:
-    """The atlases at hand by name: those under `ELUDE_STEER_HOME/atlases`, then those that come with the package."""
-    own = set()
+    """Names and folders of the atlases under `ELUDE_STEER_HOME/atlases` and of the one that comes with the package."""
+    names = set()
     for path in sorted((home() / "atlases").glob("*")):
         if (path / MANIFEST).is_file() and not is_leftover(path):
-            own.add(path.name)
+            names.add(path.name)
             yield path.name, path
     embedded = Path(resolve_id("toyland/atlas"))
-    if (embedded / MANIFEST).is_file() and EMBEDDED_ATLAS not in own:
+    if (embedded / MANIFEST).is_file() and EMBEDDED_ATLAS not in names:
         yield EMBEDDED_ATLAS, embedded
 
 
 def find_atlas(name: str | Path) -> Path | None:
-    """The folder of an atlas given by path or by name; None for what may be a Hub id."""
+    """The folder of an atlas from its path or name; None for what may be a Hub id."""
     path = Path(name).expanduser()
     for place in (path, home() / "atlases" / path.name):
         restore(place)
-    known = dict(list_atlases())
-    if (path / MANIFEST).is_file() or (path.is_dir() and str(name) not in known):
+    installed = dict(list_atlases())
+    if (path / MANIFEST).is_file() or (path.is_dir() and str(name) not in installed):
         return path
-    if str(name) in known:
-        return known[str(name)]
+    if str(name) in installed:
+        return installed[str(name)]
     if str(name).count("/") == 1 and not str(name).startswith((".", "~", "/")):
         return None
     raise AtlasError(
-        f"no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
-        f"(user/name).{did_you_mean(str(name), list(known))} `elude-steer atlases list` shows those at hand."
+        f"there is no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
+        f"(user/name).{did_you_mean(str(name), list(installed))} `elude-steer atlases list` shows the installed ones."
     )
 
 
 def check_target(folder: Path) -> Path:
-    """The absolute path of a folder that an atlas may be written to; raises where anything else would be lost."""
+    """The absolute path of a folder to write an atlas to; raises if anything but an older atlas would be lost."""
     target = folder.expanduser().absolute()
     restore(target)
     if target.is_symlink():
@@ -104,30 +104,30 @@ def check_target(folder: Path) -> Path:
     if not target.is_dir():
         raise StorageError(f"'{folder}' is a file; give a new folder for the atlas.")
     if target == Path.cwd() or target in Path.cwd().parents:
-        raise StorageError(f"'{folder}' is where you are, or above it; give a new folder for the atlas.")
-    held = next(target.iterdir(), None)
-    if held is None:
+        raise StorageError(f"'{folder}' is the current folder or above it; give a new folder for the atlas.")
+    other = next(target.iterdir(), None)
+    if other is None:
         return target
-    if (target / MANIFEST).is_file():  # an atlas may be replaced, what else lies in its folder may not
+    if (target / MANIFEST).is_file():  # an atlas may be replaced, but not other files in its folder
         ours = {MANIFEST, *read_manifest(target)["files"]}
         inside = (path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
-        held = next((target / name for name in inside if name not in ours), None)
-    if held is not None:
-        raise StorageError(f"'{folder}' holds other files ('{held.name}'), which would be lost; give a new folder.")
+        other = next((target / name for name in inside if name not in ours), None)
+    if other is not None:
+        raise StorageError(f"'{folder}' holds other files ('{other.name}'), which would be lost; give a new folder.")
     if not os.access(target, os.W_OK):
-        raise StorageError(f"'{folder}' is an atlas that cannot be written to; give a new folder.")
+        raise StorageError(f"'{folder}' is an atlas without write permission; give a new folder.")
     return target
 
 
 def check_name(name: str) -> str:
-    """A name that can be a folder under `ELUDE_STEER_HOME/atlases` and nothing else."""
+    """Return the name if it can be that of a folder under `ELUDE_STEER_HOME/atlases`; raise if not."""
     if not re.fullmatch(r"[\w][\w .+-]*", name) or name.endswith((" ", ".")):
-        raise SpecError(f"name '{name}' cannot be an atlas's; use letters, digits, '-', '_', '.' and spaces.")
+        raise SpecError(f"'{name}' cannot be the name of an atlas; use letters, digits, '-', '_', '.' and spaces.")
     return name
 
 
 def _damaged(folder: Path, name: str) -> str:
-    return f"atlas '{folder}' is damaged: '{name}' is not what was written; copy it again, or build it again."
+    return f"atlas '{folder}' is damaged: '{name}' has changed since it was written; copy or build it again."
 
 
 def _files(folder: Path) -> list[Path]:
@@ -149,7 +149,7 @@ def _text(value: Mapping[str, Any]) -> str:
 
 
 def download_atlas(repo_id: str, revision: str | None) -> Path:
-    """The folder of an atlas that is on the Hub."""
+    """Download an atlas from the Hub; returns its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -158,6 +158,6 @@ def download_atlas(repo_id: str, revision: str | None) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         cause = str(error).strip().splitlines()
         raise AtlasError(
-            f"atlas '{repo_id}' is neither at hand nor on the Hub ({cause[0] if cause else type(error).__name__}); "
-            "`elude-steer atlases list` shows those at hand."
+            f"atlas '{repo_id}' is neither installed nor on the Hub ({cause[0] if cause else type(error).__name__}); "
+            "`elude-steer atlases list` shows the installed ones."
         ) from error

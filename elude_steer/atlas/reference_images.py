@@ -1,4 +1,4 @@
-"""Pictures of what a sub-unit, or a whole unit, fires for: its strongest instances with the patch marked."""
+"""Images where a sub-unit or a unit is strongest, with a frame around the patch."""
 
 from __future__ import annotations
 
@@ -19,43 +19,40 @@ _FRAME = (255, 214, 64)
 
 @dataclass(frozen=True, eq=False)
 class ReferenceImages:
-    """The reference pictures of an atlas: its thumbnails, or the probing images themselves where they are at hand."""
+    """The reference images of an atlas: its thumbnails, or the probing images if they can be found."""
 
     atlas: Atlas
     vlm: Vlm
 
     def for_sub_unit(self, sub_unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
-        """The pictures where a sub-unit fires most, strongest first; none where they are nowhere to be found."""
-        return self._strip(self.atlas.references, sub_unit, count, side)
+        """The images where a sub-unit is strongest, strongest first; images that cannot be found are left out."""
+        return self._draw(self.atlas.references, sub_unit, count, side)
 
     def for_unit(self, unit: int, count: int = 8, side: int = 120) -> list[Image.Image]:
-        """The same for a whole unit, as it was before the split."""
-        return self._strip(self.atlas.unit_references, unit, count, side)
+        """The same for a unit before the split."""
+        return self._draw(self.atlas.unit_references, unit, count, side)
 
-    def _strip(self, references: References, row: int, count: int, side: int) -> list[Image.Image]:
-        found = []
+    def _draw(self, references: References, row: int, count: int, side: int) -> list[Image.Image]:
+        drawn = []
         columns = (references.images[row], references.tiles[row], references.tokens[row])
-        for image, tile, token in zip(*(column[:count].tolist() for column in columns), strict=True):
-            read = self._picture(image)
-            if read is not None:
-                picture, size = read
-                found.append(self._draw_frame(picture, size, tile, token, side))
-        return found
+        for number, tile, token in zip(*(column[:count].tolist() for column in columns), strict=True):
+            image = self._read_image(number)
+            if image is not None:
+                drawn.append(self._draw_frame(image, tile, token, side))
+        return drawn
 
-    def _picture(self, image: int) -> tuple[Image.Image, tuple[int, int]] | None:
-        """A reference picture, and the size of the one that the model saw."""
-        small = self.atlas.folder / "thumbnails" / f"{image:06d}.jpg" if self.atlas.folder else None
-        if small is not None and small.is_file():
-            picture = open_image(small)
-            return picture, picture.size  # the same shape, so the same tiles
-        item = self._items.get(self.atlas.image_ids[image])
+    def _read_image(self, number: int) -> Image.Image | None:
+        """A reference image: its thumbnail, which has the same shape and so the same tiles, or the image itself."""
+        thumbnail = self.atlas.folder / "thumbnails" / f"{number:06d}.jpg" if self.atlas.folder else None
+        if thumbnail is not None and thumbnail.is_file():
+            return open_image(thumbnail)
+        item = self._items.get(self.atlas.image_ids[number])
         if item is None:
             return None
         try:
-            picture = item.read()[0].convert("RGB")
+            return item.read()[0].convert("RGB")
         except (OSError, EludeSteerError):
             return None
-        return picture, picture.size
 
     @cached_property
     def _items(self) -> Mapping[str, Item]:
@@ -68,9 +65,9 @@ class ReferenceImages:
         except (OSError, EludeSteerError):
             return {}
 
-    def _draw_frame(self, picture: Image.Image, size: tuple[int, int], tile: int, token: int, side: int) -> Image.Image:
-        shown = fit_within(picture, side)
-        boxes, patch = self.vlm.grid(size).boxes, token - self.vlm.layout.before
+    def _draw_frame(self, image: Image.Image, tile: int, token: int, side: int) -> Image.Image:
+        shown = fit_within(image, side)
+        boxes, patch = self.vlm.grid(image.size).boxes, token - self.vlm.layout.before
         if tile < len(boxes) and 0 <= patch < boxes.shape[1]:
             left, top, right, bottom = boxes[tile, patch] * ([shown.width, shown.height] * 2)
             ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline=_FRAME, width=2)

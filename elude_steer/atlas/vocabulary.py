@@ -1,4 +1,4 @@
-"""Lists of concepts: any text file with one a line, or one of those that come with the package."""
+"""Lists of concepts: a text file with one concept per line, or a list that comes with the package."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def shipped_vocabularies() -> dict[str, Path]:
-    """The lists that come with the package: name -> file."""
+    """The lists that come with the package, name to file."""
     return {path.stem: path for path in sorted(WORDS.glob("*.txt"))}
 
 
 def read_vocabulary(source: str | Path, *, stop_words: bool = False) -> list[str]:
-    """The concepts of a list in its order, each once.
+    """Read the concepts of a list in order, each once.
 
     Args:
-        source: the name of a list that comes with the package, or a UTF-8 text file with one concept a line; blank
-            lines do not count. A file that is called as a list of ours is named with its folder, `./nouns`.
-        stop_words: drop words that only hold sentences together, such as "the".
+        source: the name of a list that comes with the package, or a UTF-8 text file with one concept per line; blank
+            lines are ignored. Give a file with the name of a shipped list with its folder: `./nouns`.
+        stop_words: drop function words such as "the".
 
     Example:
         >>> read_vocabulary("toyland")[:3]
         ['dog', 'cat', 'bear']
     """
     shipped = shipped_vocabularies()
-    cure = f"give a text file with one concept a line, or one of {', '.join(map(repr, shipped))}."
+    cure = f"give a text file with one concept per line, or one of {', '.join(map(repr, shipped))}."
     path = shipped.get(str(source)) or Path(source).expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"vocabulary '{source}' is no UTF-8 text ({error.reason}); save it as UTF-8.") from error
+        raise SpecError(f"vocabulary '{source}' is not UTF-8 text ({error.reason}); save it as UTF-8.") from error
     except OSError as error:
         meant = did_you_mean(path.stem, [*shipped])
         raise SpecError(f"vocabulary '{source}' cannot be read ({error.strerror or error}); {cure}{meant}") from error
-    if "\0" in text:  # UTF-16 without a mark decodes, but not to words
-        raise SpecError(f"vocabulary '{source}' is no UTF-8 text (it holds zero bytes); save it as UTF-8.")
-    # Only ends of lines part concepts, as text editors count them; files put together may have marks inside.
+    if "\0" in text:  # UTF-16 without a byte order mark decodes, but not to words
+        raise SpecError(f"vocabulary '{source}' is not UTF-8 text (it holds zero bytes); save it as UTF-8.")
+    # Only line ends separate concepts, as in text editors; concatenated files may hold byte order marks inside.
     lines = (line.replace("\ufeff", "").strip() for line in text.split("\n"))
     words = list(dict.fromkeys(line for line in lines if line))
     if not words:
         raise SpecError(f"vocabulary '{source}' is empty; {cure}")
-    kept = [word for word in words if not stop_words or word.lower() not in FUNCTION_WORDS]
-    if not kept:
-        raise SpecError(f"vocabulary '{source}' holds nothing but function words; keep them, or add concepts.")
-    return kept
+    concepts = [word for word in words if not stop_words or word.lower() not in FUNCTION_WORDS]
+    if not concepts:
+        raise SpecError(f"vocabulary '{source}' holds only function words; keep them, or add concepts.")
+    return concepts

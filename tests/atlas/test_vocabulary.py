@@ -91,7 +91,7 @@ def test_a_home_folder(tmp_path, monkeypatch):
     assert read_vocabulary("~/words.txt") == ["castle"]
 
 
-CURE = r"give a text file with one concept a line, or one of 'nouns', 'toyland'\."
+CURE = r"give a text file with one concept per line, or one of 'nouns', 'toyland'\."
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_an_empty_list(tmp_path, text):
 
 
 def test_nothing_but_function_words(tmp_path):
-    with pytest.raises(SpecError, match="holds nothing but function words; keep them, or add concepts"):
+    with pytest.raises(SpecError, match="holds only function words; keep them, or add concepts"):
         read_vocabulary(written(tmp_path, "the\nof\n"), stop_words=True)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
 def test_not_utf8(tmp_path, encoding):
-    with pytest.raises(SpecError, match=r"words.txt' is no UTF-8 text \(.+\); save it as UTF-8\.") as caught:
+    with pytest.raises(SpecError, match=r"words.txt' is not UTF-8 text \(.+\); save it as UTF-8\.") as caught:
         read_vocabulary(written(tmp_path, "Straße\nøl\n".encode(encoding)))
     assert "\n" not in str(caught.value)
 

@@ -96,7 +96,7 @@ def test_a_damaged_atlas(run, tmp_path):
     (folder / "references.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
     code, _, err = run("atlases", "show", folder)
     assert code == 1
-    assert "is damaged: 'references.safetensors' is not what was written" in one_line(err)
+    assert "is damaged: 'references.safetensors' has changed since it was written" in one_line(err)
 
 
 def test_recipes_can_be_listed_shown_copied_and_checked(run, tmp_path):

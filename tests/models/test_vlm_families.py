@@ -272,10 +272,7 @@ def test_the_marked_patch_of_a_reference_is_the_one_that_fired(family, scenes):
     vlm, picture = family.vlm, Image.new("RGB", (140, 140), "black")
     before, boxes = vlm.layout.before, vlm.grid(picture.size).boxes
     tile = int(np.abs(boxes[:, 0, :2]).sum(1).argmin())  # one that begins where the picture does
-    marked = [
-        np.asarray(ReferenceImages(None, vlm)._draw_frame(picture, picture.size, tile, at, 140))
-        for at in range(before + 1)
-    ]
+    marked = [np.asarray(ReferenceImages(None, vlm)._draw_frame(picture, tile, at, 140)) for at in range(before + 1)]
     assert not any(own.any() for own in marked[:before])  # tokens that are no patch
     down, across = np.nonzero(marked[before].any(-1))
     assert 0 < down.max() <= boxes[tile, 0, 3] * 140

@@ -1,4 +1,4 @@
-"""From a model, a layer and pictures to an atlas: the two ways in."""
+"""From a model, a layer and images to an atlas: `build` and `disentangle`, and the order of the stages."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def build(
     work: str | Path | None = None,
     quiet: bool = False,
 ) -> Atlas:
-    """Builds the atlas that a spec describes; an interrupted build goes on where it was.
+    """Build the atlas that a spec describes; an interrupted build continues where it stopped.
 
     Args:
         spec: an `AtlasSpec`, a YAML file, or the name of a shipped recipe.
-        images: what the probing set is, where the spec leaves it open; see `images.image_set`.
-        out: the folder to write; by default a folder of the spec's name under `ELUDE_STEER_HOME/atlases`.
+        images: the probing images, if the spec leaves them open; see `images.image_set`.
+        out: the folder to write; by default one with the spec's name under `ELUDE_STEER_HOME/atlases`.
         settings: changes to the spec, such as `clusters.top_k=5000`.
         device: where the model and the products run.
-        processes: how many on this machine; None for one, or for those that torchrun started.
-        threads: of one core each, in every process; by default all cores.
-        work: the folder of unfinished and reusable stages.
-        quiet: no progress bars.
+        processes: how many to start on this machine; None for one, or for those that torchrun started.
+        threads: how many in each process, one core each; by default all cores.
+        work: the folder for unfinished and reusable stages.
+        quiet: hide progress bars.
 
     Returns:
-        The atlas, loaded from where it was written. Bits do not depend on processes, threads or interruptions.
+        The atlas, loaded from where it was written. Its bytes do not depend on processes, threads or interruptions.
 
     Example:
         >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
@@ -92,14 +92,14 @@ def build(
     source = images if images is not None else spec.images.source
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
-    pictures = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
+    probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
         options = {"--out": out, "--device": device, "--threads": threads, "--work": _work_folder(work)}
         _build_in_processes(spec, source, processes, options, quiet)
         return Atlas.load(out)
     with worker_group(processes, threads) as workers:
-        tower = load_tower(spec.model, _own_device(device))
-        run = Build(tower, pictures, spec, workers, _work_folder(work), quiet)
+        tower = load_tower(spec.model, _device_of_process(device))
+        run = Build(tower, probing_images, spec, workers, _work_folder(work), quiet)
         return _run(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
 
 
@@ -122,25 +122,25 @@ def disentangle(
     work: str | Path | None = None,
     quiet: bool = False,
 ) -> Atlas:
-    """The method without a vision-language model: splits one linear layer of any torch model.
+    """Split one linear layer of any torch model, without a vision-language model.
 
     Args:
         model: any module that takes a batch of prepared images.
-        layer: the end of the layer's dotted name; an nn.Linear or a 1x1 nn.Conv2d.
+        layer: the end of the dotted name of an nn.Linear or a 1x1 nn.Conv2d.
         images: a folder, paths, a dataset, or any iterable of PIL images or tensors.
-        preprocess: one image to one tensor; None where the images are tensors already.
-        name: what the atlas is called.
+        preprocess: turns one image into one tensor; None if the images are tensors already.
+        name: of the atlas.
         tokens: see `TokensSpec`.
         clusters: see `ClustersSpec`.
         split: see `SplitSpec`.
         references: see `ReferencesSpec`.
-        labels: see `LabelsSpec`; without a scorer the sub-units get no names.
+        labels: see `LabelsSpec`; without a scorer the sub-units get no labels.
         matcher: see `MatcherSpec`.
-        skip_tokens: positions that are no instances, such as register tokens.
-        out: the folder to write; by default a folder of that name under `ELUDE_STEER_HOME/atlases`.
-        threads: of one core each; by default all cores.
-        work: the folder of unfinished and reusable stages.
-        quiet: no progress bars.
+        skip_tokens: positions of tokens to leave out, such as register tokens.
+        out: the folder to write; by default one with that name under `ELUDE_STEER_HOME/atlases`.
+        threads: how many, one core each; by default all cores.
+        work: the folder for unfinished and reusable stages.
+        quiet: hide progress bars.
 
     Example:
         >>> atlas = disentangle(model, layer="blocks.11.mlp.fc2", images="photos/", preprocess=transform)
@@ -160,7 +160,7 @@ def disentangle(
             matcher=MatcherSpec() if matcher is None else matcher,
         )
     )
-    pictures = image_set(images)
+    probing_images = image_set(images)
     parameter = next(model.parameters())
 
     def prepare(batch: Sequence[Any]) -> torch.Tensor:
@@ -168,17 +168,17 @@ def disentangle(
         if not all(isinstance(one, torch.Tensor | np.ndarray) for one in prepared):
             kinds = {type(one).__name__ for one in prepared}
             raise ImageError(
-                f"the model takes tensors, not {', '.join(kinds)}; pass preprocess=, a picture to a tensor."
+                f"the model takes tensors, not {', '.join(kinds)}; pass preprocess= to turn an image into a tensor."
             )
         return torch.stack([torch.as_tensor(one) for one in prepared]).to(parameter.device, parameter.dtype)
 
     was_training = model.training
     model.eval()
     try:
-        settings = {"samples": _samples(model, module, pictures, prepare)}
+        settings = {"samples": _hash_samples(model, module, probing_images, prepare)}
         tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
         with worker_group(None, threads) as workers:
-            run = Build(tower, pictures, spec, workers, _work_folder(work), quiet)
+            run = Build(tower, probing_images, spec, workers, _work_folder(work), quiet)
             return _run(run, target, {"id": type(model).__name__})
     finally:
         model.train(was_training)
@@ -230,7 +230,7 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
-    """The model of a spec with its target layer."""
+    """Load the model of a spec with its target layer."""
     if model.kind == "timm":
         tower = load_timm(model.id, layer=model.layer, device=device, dtype=model.dtype)
     else:
@@ -252,20 +252,20 @@ def _build_in_processes(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(source, list | tuple) and all(isinstance(path, str | os.PathLike) for path in source):
-            listed = Path(folder) / "images.txt"
-            listed.write_text("\n".join(str(Path(path).absolute()) for path in source), encoding="utf-8")
-            source = listed
+            list_file = Path(folder) / "images.txt"
+            list_file.write_text("\n".join(str(Path(path).absolute()) for path in source), encoding="utf-8")
+            source = list_file
         if not isinstance(source, str | os.PathLike):
             raise SpecError("several processes need images that each can open: a folder, paths or a dataset's id.")
-        where = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
+        images = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
         text = Path(folder) / "spec.yaml"
         text.write_text(dump_document(spec), encoding="utf-8")
-        given = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
-        launch(processes, ["build", str(text), "--images", where, *given, *(["--quiet"] if quiet else [])])
+        arguments = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
+        launch(processes, ["build", str(text), "--images", images, *arguments, *(["--quiet"] if quiet else [])])
 
 
-def _own_device(device: str | None) -> str | None:
-    """Each process of a machine takes a GPU of its own."""
+def _device_of_process(device: str | None) -> str | None:
+    """Each process on a machine uses its own GPU."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
 
 
@@ -276,30 +276,30 @@ def _work_folder(work: str | Path | None) -> Path:
 def _check_counts(threads: int | None, processes: int | None) -> None:
     for name, count in (("threads", threads), ("processes", processes)):
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise SpecError(f"{name} is {count}; it is at least 1.")
+            raise SpecError(f"{name} is {count}; it must be at least 1.")
 
 
 @torch.inference_mode()
-def _samples(
+def _hash_samples(
     model: nn.Module,
     layer: nn.Module,
     images: ImageSet,
     prepare: Callable[[Sequence[Any]], torch.Tensor],
-    most: int = 8,
+    count: int = 8,
 ) -> str | None:
-    """A hash of what some pictures look like to the layer: code and hooks cannot be told apart any other way.
+    """A hash of the layer's inputs for some images, because other code or hooks do not show in the weights.
 
-    The whole model runs here, once a picture, so that a layer that is used more than once is noticed.
+    The whole model runs on each of these images, so that a layer that runs more than once is noticed.
     """
     if images.fingerprint is None or images.length is None:
         return None
-    step, digest = max(1, images.length // most), hashlib.blake2b(digest_size=16)
+    step, digest = max(1, images.length // count), hashlib.blake2b(digest_size=16)
     for item in islice(images.items(), 0, None, step):
         try:
             image, _ = item.read()
-        except Exception:  # noqa: BLE001, S112 - unreadable files are dealt with when collecting
+        except Exception:  # noqa: BLE001, S112 - unreadable files are reported by collect_tokens
             continue
-        with record(layer, stop=False) as seen:
+        with record(layer, stop=False) as recorded:
             model(prepare([image]))
-        digest.update(seen.input.cpu().float().contiguous().numpy().tobytes())
+        digest.update(recorded.input.cpu().float().contiguous().numpy().tobytes())
     return digest.hexdigest()

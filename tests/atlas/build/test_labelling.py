@@ -179,7 +179,7 @@ def test_what_cannot_be_named(spec, image_folder, tmp_path):
         settings=["labels.scorer=null", "references.thumbnails=null"],
     )
     assert unnamed.labels is None
-    with pytest.raises(AtlasError, match="have no names; build it again with a scorer"):
+    with pytest.raises(AtlasError, match="have no labels; build it again with a scorer"):
         unnamed.search("dog")
 
 
