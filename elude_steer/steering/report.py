@@ -1,4 +1,4 @@
-"""One self-contained HTML page: pictures, captions before and after, where each word fired, settings. No scripts."""
+"""The report of recipes as one HTML page: images, captions before and after, where concepts fire, settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from elude_steer.steering.plan import Concept
 from elude_steer.steering.result import render_captions, render_maps
 from elude_steer.steering.run_recipe import StepResult
 from elude_steer.utils.files import write_file
+from elude_steer.utils.html import page
 from elude_steer.utils.plotting import data_uri, fit_within
 
 _STYLE = """
@@ -28,8 +29,8 @@ h3 { font-size: 16px; margin: 0 0 6px; } p { margin: 0 0 6px; }
 .soft { color: var(--soft); font-size: 13px; } .lead { max-width: 760px; }
 article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line); }
 .recipe { display: grid; grid-template-columns: 240px minmax(0, 1fr); gap: 32px; align-items: start; }
-.picture { margin: 0; max-width: 340px; } .picture img { width: 100%; border-radius: 8px; display: block; }
-.picture figcaption { padding-top: 8px; }
+.image { margin: 0; max-width: 340px; } .image img { width: 100%; border-radius: 8px; display: block; }
+.image figcaption { padding-top: 8px; }
 .edit { display: grid; grid-template: auto 1fr / minmax(0, 1fr) 332px; gap: 4px 28px; padding: 14px 0;
   break-inside: avoid; border-top: 1px solid var(--line); } .edit:first-child { border-top: 0; padding-top: 0; }
 .maps { grid-row: span 2; } .missed, .met { margin-top: 10px; font-weight: 600; }
@@ -39,25 +40,24 @@ article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line)
 """
 
 
-def write_report(path: Path, done: Sequence[tuple[Recipe, Sequence[StepResult]]]) -> Path:
-    """Writes the page of some recipes that ran."""
-    body = "\n".join(_recipe(recipe, ran) for recipe, ran in done if ran)
-    title = ", ".join(recipe.name for recipe, _ in done)
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f'<h1>What a word changes</h1><p class="lead">{_verdict([one for _, ran in done for one in ran])}</p>'
+def write_report(path: Path, recipes: Sequence[tuple[Recipe, Sequence[StepResult]]]) -> Path:
+    """Write the page of some recipes and their results."""
+    body = "\n".join(_recipe(recipe, results) for recipe, results in recipes if results)
+    title = ", ".join(recipe.name for recipe, _ in recipes)
+    verdict = _verdict([one for _, results in recipes for one in results])
+    content = (
+        f'<h1>What a word changes</h1><p class="lead">{verdict}</p>'
         '<p class="lead soft">Words that are gone are struck through, new ones marked green. In the maps, the glow is '
         "where the sub-units of a word fire, as a share of what is fully on for them; the patches they were changed on "
-        f"are framed, the others in the dark. elude_steer {__version__}.</p>{body}</body></html>\n"
+        f"are framed, the others in the dark. elude_steer {__version__}.</p>{body}"
     )
-    write_file(path, lambda file: file.write(page.encode()))
+    write_file(path, lambda file: file.write(page(title, content, style=_STYLE).encode()))
     return path
 
 
-def _verdict(ran: Sequence[StepResult]) -> str:
-    expecting = [one for one in ran if _expects(one)]
-    edits = f"{len(ran)} edit{'' if len(ran) == 1 else 's'}"
+def _verdict(results: Sequence[StepResult]) -> str:
+    expecting = [one for one in results if _expects(one)]
+    edits = f"{len(results)} edit{'' if len(results) == 1 else 's'}"
     if not expecting:
         return f"{edits}."
     met = sum(not one.missing for one in expecting)
@@ -68,16 +68,16 @@ def _expects(one: StepResult) -> bool:
     return bool(one.step.expect.gone or one.step.expect.new or one.missing)
 
 
-def _recipe(recipe: Recipe, ran: Sequence[StepResult]) -> str:
-    first = ran[0].result
-    told = {name: str(first.provenance.get(name)) for name in ("model", "layer", "atlas", "prompt")}
-    told["model"] = _short(told["model"])
-    about = "<br>".join(html.escape(f"{name}: {value}") for name, value in told.items())
+def _recipe(recipe: Recipe, results: Sequence[StepResult]) -> str:
+    first = results[0].result
+    about = {name: str(first.provenance.get(name)) for name in ("model", "layer", "atlas", "prompt")}
+    about["model"] = _short_name(about["model"])
+    lines = "<br>".join(html.escape(f"{name}: {value}") for name, value in about.items())
     return (
         f'<article><h2>{html.escape(recipe.name)}</h2><div class="recipe">'
-        f'<figure class="picture"><img alt="the picture" src="{data_uri(fit_within(first.image, 480))}">'
-        f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{about}</p></figcaption></figure>'
-        f"<div>{''.join(map(_edit, ran))}</div></div></article>"
+        f'<figure class="image"><img alt="the image" src="{data_uri(fit_within(first.image, 480))}">'
+        f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{lines}</p></figcaption></figure>'
+        f"<div>{''.join(map(_edit, results))}</div></div></article>"
     )
 
 
@@ -96,12 +96,13 @@ def _edit(one: StepResult) -> str:
 
 
 def _settings(concept: Concept) -> str:
-    """What a word was changed with: the settings that count for it, and all that are not the paper's."""
-    own, usual = asdict(concept.settings), asdict(Settings())
+    """The settings that count for a concept, and all that differ from the paper's."""
+    settings, paper = asdict(concept.settings), asdict(Settings())
     gain = "beta" if concept.is_placed else "alpha" if concept.role == "plus" else "gamma"
     shown = ["mode", gain, "kappa", "nu"]
-    shown += [name for name in own if name not in ("alpha", "beta", "gamma", *shown) and own[name] != usual[name]]
-    return f"{concept.word}: " + ", ".join(_setting(name, own[name]) for name in shown)
+    gains = ("alpha", "beta", "gamma")
+    shown += [name for name in settings if name not in (*gains, *shown) and settings[name] != paper[name]]
+    return f"{concept.word}: " + ", ".join(_setting(name, settings[name]) for name in shown)
 
 
 def _setting(name: str, value: Any) -> str:
@@ -110,7 +111,7 @@ def _setting(name: str, value: Any) -> str:
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
-def _short(model: str) -> str:
-    """The name of a model; of a folder its end alone, for where it lies is nobody's business."""
+def _short_name(model: str) -> str:
+    """The name of a model; for a folder only its last two parts, because its path is private."""
     parts = Path(model).parts
     return "/".join(parts[-2:]) if Path(model).is_absolute() else model

@@ -1,4 +1,4 @@
-"""A steered caption and what lies between before and after: words, maps, remarks."""
+"""The result of steering one image: both captions, where concepts fire and change, and notes on what went wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elude_steer.models.vlm import PatchGrid
 from elude_steer.steering.plan import Plan
 from elude_steer.utils.plotting import data_uri, heatmap
 
-# Only half-transparent colours, and styles on the tags themselves: a notebook may be dark, and may drop style sheets.
+# Half-transparent colours, and styles on the tags themselves, because a notebook may be dark and may drop style sheets.
 _GONE = "background:rgba(248,81,73,.2);border-radius:3px;padding:0 2px"
 _NEW = "background:rgba(46,160,67,.28);border-radius:3px;padding:0 2px;text-decoration:none;font-weight:600"
 _SMALL = "font-size:.85em;opacity:.75"
@@ -24,18 +24,27 @@ _SMALL = "font-size:.85em;opacity:.75"
 
 @dataclass(frozen=True, eq=False)
 class SteeredCaption:
-    """A caption before and after, and what lies between.
+    """The captions of an image without and with a plan, and how one became the other.
 
     Attributes:
-        baseline: what the model says by itself.
-        caption: what it says under the plan.
+        baseline: the caption without edits.
+        caption: the caption under the plan.
         plan: the edits.
-        maps: word -> how strongly it fires, and which share of its sub-units was changed, `(tiles, patches)` each.
-        grid: where the patches lie in the picture.
-        image: the picture.
-        notes: what is worth knowing, in sentences.
-        provenance: model, atlas, prompt and versions.
+        maps: word -> how strongly its concept fires, and which share of its sub-units was changed; `(tiles, patches)`
+            each.
+        grid: where the patches lie in the image.
+        image: the image.
+        notes: sentences on what the user should know.
+        provenance: model, atlas, prompt, settings and versions.
         seconds: how long it took.
+
+    Example:
+        >>> from elude_steer import steer
+        >>> result = steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"])
+        >>> result.baseline, result.gone, result.new
+        ('a dog on a motorcycle with sunglasses on a street', ('dog',), ('biker',))
+        >>> result.heatmap("dog").size
+        (480, 480)
     """
 
     baseline: str
@@ -50,19 +59,19 @@ class SteeredCaption:
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """Words of the baseline that the caption no longer says."""
+        """Words of the baseline that are not in the caption."""
         return _words_only_in(self.baseline, self.caption)
 
     @property
     def new(self) -> tuple[str, ...]:
-        """Words of the caption that the baseline does not say."""
+        """Words of the caption that are not in the baseline."""
         return _words_only_in(self.caption, self.baseline)
 
     def heatmap(self, word: str, *, side: int = 480) -> Any:
-        """The picture with the patches where a word's sub-units fire; framed, where at least a quarter was changed."""
+        """The image with the patches where a concept fires; those are framed where at least a quarter was changed."""
         if word not in self.maps:
             raise AtlasError(
-                f"there is no map of '{word}'; there is one of {', '.join(map(repr, self.maps)) or 'none'}."
+                f"there is no map of '{word}'; the plan has maps of {', '.join(map(repr, self.maps)) or 'no words'}."
             )
         fires, touched = self.maps[word]
         return heatmap(self.image, self.grid, fires, touched, side=side)
@@ -70,8 +79,8 @@ class SteeredCaption:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         maps = {
-            w: {"fires": f.round(4).tolist(), "touched": t.astype(float).round(4).tolist()}
-            for w, (f, t) in self.maps.items()
+            word: {"fires": fires.round(4).tolist(), "touched": touched.astype(float).round(4).tolist()}
+            for word, (fires, touched) in self.maps.items()
         }
         return {
             "baseline": self.baseline,
@@ -91,11 +100,11 @@ class SteeredCaption:
     def __repr__(self) -> str:
         rows = [("baseline", self.baseline), ("steered", self.caption), ("", str(self.plan))]
         rows += [("note", note) for note in self.notes]
-        lines = [(name if first else "", line) for name, text in rows for first, line in _numbered(text)]
+        lines = [(name if first else "", line) for name, text in rows for first, line in _lines(text)]
         return "\n".join(f"{name:<10}{line}" for name, line in lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: both captions, a map for each word, and what is worth knowing."""
+        """What a notebook shows: both captions, a map for each word, notes, and the plan."""
         notes = "".join(f'<div style="{_SMALL}">{html.escape(note)}</div>' for note in self.notes)
         plan = (
             f'<details style="{_SMALL}"><summary>what was done</summary>'
@@ -105,7 +114,7 @@ class SteeredCaption:
 
 
 def render_captions(result: SteeredCaption) -> str:
-    """Both captions as HTML under each other: words that are gone struck through, new ones marked."""
+    """Render both captions as HTML, one below the other: removed words are struck through, new ones marked."""
     rows = "".join(
         f'<div style="{_SMALL}">{name}</div><div>{text}</div>'
         for name, text in zip(("baseline", "steered"), mark_changes(result), strict=True)
@@ -117,26 +126,26 @@ def render_captions(result: SteeredCaption) -> str:
 
 
 def mark_changes(result: SteeredCaption) -> tuple[str, str]:
-    """Baseline and caption as HTML, with what is gone in the one and what is new in the other marked."""
-    before = _with_marks(result.baseline, result.gone, "del", _GONE)
-    return before, _with_marks(result.caption, result.new, "ins", _NEW)
+    """Render baseline and caption as HTML, with the words that are only in one of them marked."""
+    before = _mark_words(result.baseline, result.gone, "del", _GONE)
+    return before, _mark_words(result.caption, result.new, "ins", _NEW)
 
 
 def render_maps(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:
-    """A map for each word as HTML, beside each other.
+    """Render a map for each word as HTML, side by side.
 
     Args:
-        result: whose words.
-        side: of the longer side, as it is shown.
-        density: pixels of the picture for one that is shown.
+        result: holds the maps.
+        side: length of the longer side on the page.
+        density: pixels of the image file for one pixel on the page.
     """
     figures = []
     for word, (fires, _) in result.maps.items():
-        picture = result.heatmap(word, side=side * density)
+        image = result.heatmap(word, side=side * density)
         sign = "+" if word in result.plan.words("plus") else "-"
-        name, source = html.escape(word), data_uri(picture)
+        name, source = html.escape(word), data_uri(image)
         figures.append(
-            f'<figure style="margin:0;width:{picture.width // density}px;max-width:100%">'
+            f'<figure style="margin:0;width:{image.width // density}px;max-width:100%">'
             f'<img alt="where {name} fires" src="{source}" style="width:100%;display:block;border-radius:6px">'
             f'<figcaption style="font-size:.85em;text-align:left"><b>{sign}{name}</b> '
             f'<span style="opacity:.75">fires up to {float(fires.max(initial=0)):.0%}</span></figcaption></figure>'
@@ -144,42 +153,42 @@ def render_maps(result: SteeredCaption, *, side: int = 200, density: int = 1) ->
     return f'<div style="display:flex;flex-wrap:wrap;gap:12px;margin:8px 0">{"".join(figures)}</div>' if figures else ""
 
 
-def _with_marks(text: str, words: tuple[str, ...], tag: str, style: str) -> str:
-    marked = {
+def _mark_words(text: str, words: tuple[str, ...], tag: str, style: str) -> str:
+    tags = {
         word: f'<{tag} style="{style}">{html.escape(word)}</{tag}>' for word in text.split() if _plain(word) in words
     }
-    return " ".join(marked.get(word, html.escape(word)) for word in text.split())
+    return " ".join(tags.get(word, html.escape(word)) for word in text.split())
 
 
 def _words_only_in(one: str, other: str) -> tuple[str, ...]:
-    """Words of one text that the other does not have, each once, but for those that only hold sentences together."""
-    said = {_plain(word) for word in other.split()} | {"", *FUNCTION_WORDS}
-    return tuple(dict.fromkeys(word for word in map(_plain, one.split()) if word not in said))
+    """Words of one text that the other does not have, each once, without function words."""
+    ignored = {_plain(word) for word in other.split()} | {"", *FUNCTION_WORDS}
+    return tuple(dict.fromkeys(word for word in map(_plain, one.split()) if word not in ignored))
 
 
 def _plain(word: str) -> str:
     return re.sub(r"^\W+|\W+$", "", word.lower())
 
 
-def _numbered(text: str) -> list[tuple[bool, str]]:
-    """The lines of a text, each with whether it is the first; at least one."""
+def _lines(text: str) -> list[tuple[bool, str]]:
+    """The lines of a text, each with whether it is the first; an empty text has one."""
     return [(number == 0, line) for number, line in enumerate(text.splitlines() or [""])]
 
 
 def result_notes(
     baseline: str, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> list[str]:
-    """What a person should be told about a result that is not what they asked for."""
+    """Sentences that explain a result that is probably not what the user wanted."""
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]
-    told = []
+    notes = []
     for concept in plan.concepts:
         if concept.role == "minus" and concept.word in maps and maps[concept.word][0].max() < 0.1:
-            told.append(f"'{concept.word}' hardly fires in this picture: there may be nothing of it to take away.")
+            notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
     if caption == baseline:
         placed = any(concept.settings.mode == "place" for concept in plan.concepts)
-        told.append(
+        notes.append(
             "the caption did not change; try more sub-units (kappa), more patches (nu), or "
             + ("stronger gains (beta, gamma)." if placed else "stronger gains (alpha, gamma), or mode place.")
         )
-    return told
+    return notes

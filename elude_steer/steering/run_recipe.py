@@ -1,4 +1,4 @@
-"""Steering recipes: every edit of a recipe on its picture, and whether what was expected happened."""
+"""Run steering recipes: make every edit of a recipe on its image, and check what the recipe expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elude_steer.steering.steerer import SteeredCaption, Steerer
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """One edit of a recipe: what was asked for, what came, and what of the expected is missing."""
+    """One edit of a recipe: its step, the result, and the expectations that were not met."""
 
     step: StepSpec
     result: SteeredCaption
@@ -23,7 +23,7 @@ class StepResult:
 
     @property
     def title(self) -> str:
-        """The edit in short, as the paper writes it: `-dog +biker`."""
+        """The edit as the paper writes it: `-dog +biker`."""
         return step_title(self.step)
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,34 +32,32 @@ class StepResult:
 
 
 def step_title(step: StepSpec) -> str:
-    """An edit in short."""
+    """The edit of a step as the paper writes it: `-dog +biker`."""
     return " ".join([*(f"-{word}" for word in step.minus), *(f"+{word}" for word in step.plus)]) or "no edit"
 
 
 def step_settings(step: StepSpec) -> Mapping[str, Any]:
-    """The settings that a step gives."""
+    """The settings that a step names."""
     return {name: value for name, value in asdict(step.settings).items() if value is not None}
 
 
 def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[StepResult]:
-    """Makes every edit of a recipe on its picture, each from the baseline.
+    """Make every edit of a recipe on its image, each from the baseline.
 
     Args:
-        recipe: of `load_recipe`.
-        steerer: of the recipe's atlas.
-        image: a picture in the place of the recipe's own.
+        recipe: see `load_recipe`.
+        steerer: loaded with the recipe's atlas.
+        image: used instead of the recipe's image.
     """
     source = image if image is not None else recipe.image
     if source is None:
-        raise SpecError(
-            f"recipe '{recipe.name}' leaves the picture to you: `elude-steer run {recipe.name} --image FILE`."
-        )
-    picture = open_image(source)
+        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `elude-steer run {recipe.name} --image FILE`.")
+    opened = open_image(source)
     plans = [
         steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **step_settings(step))
         for step in recipe.steps
     ]
-    results = steerer.explain_all(picture, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
+    results = steerer.explain_all(opened, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
     return [
         StepResult(step, result, unmet_expectations(step, result.caption))
         for step, result in zip(recipe.steps, results, strict=True)
@@ -67,21 +65,21 @@ def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Step
 
 
 def unmet_expectations(step: StepSpec, caption: str) -> tuple[str, ...]:
-    """What of the expected did not happen, in short sentences."""
-    told = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
+    """Short sentences on what the step expects and the caption does not show."""
+    problems = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
     if step.expect.new and not any(_says(caption, word) for word in step.expect.new):
         new = ", ".join(map(repr, step.expect.new))
-        told.append(f"{new} did not come" if len(step.expect.new) == 1 else f"none of {new} came")
-    return tuple(told)
+        problems.append(f"{new} did not come" if len(step.expect.new) == 1 else f"none of {new} came")
+    return tuple(problems)
 
 
 def _says(caption: str, words: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", caption, re.IGNORECASE) is not None
 
 
-def format_table(ran: Sequence[StepResult]) -> str:
-    """Setting and caption, as in the paper's figures."""
-    rows = [("baseline", ran[0].result.baseline if ran else "")]
-    rows += [(one.title, one.result.caption) for one in ran]
-    wide = max(len(title) for title, _ in rows)
-    return "\n".join(f"{title:<{wide}}  {caption}" for title, caption in rows)
+def format_table(results: Sequence[StepResult]) -> str:
+    """A text table of edits and captions, as in the paper's figures."""
+    rows = [("baseline", results[0].result.baseline if results else "")]
+    rows += [(one.title, one.result.caption) for one in results]
+    width = max(len(title) for title, _ in rows)
+    return "\n".join(f"{title:<{width}}  {caption}" for title, caption in rows)

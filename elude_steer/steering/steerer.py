@@ -1,15 +1,15 @@
-"""Say it in words, get another caption: a model with its atlas, captioning images while the target layer is changed."""
+"""The steerer: a vision-language model with the atlas of one of its layers, which captions images under plans."""
 
 from __future__ import annotations
 
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, Self, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -25,36 +25,35 @@ from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec, SettingArguments
-from elude_steer.steering.intervention import (
-    AllSubUnits,
-    PreparedPlan,
-    make_edited_forward,
-    make_resumed_forward,
-)
-from elude_steer.steering.plan import Plan, make_plan
+from elude_steer.steering.intervention import AllSubUnits, PreparedPlan, make_edited_forward, make_resumed_forward
+from elude_steer.steering.plan import Plan, Words, make_plan
 from elude_steer.steering.regions import ImagePatches
 from elude_steer.steering.result import SteeredCaption, result_notes
-from elude_steer.steering.sub_unit_source import EditableSubUnits
+from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
 
+Source = TypeVar("Source", bound=SubUnitSource)  # an atlas, or a dictionary in its place
+Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Steerer:
-    """Everything steering needs: a model, the atlas of one of its layers and a matcher.
+class Steerer(Generic[Source]):
+    """A model, the atlas of one of its layers, and the matcher that finds sub-units by word.
 
     Example:
+        >>> from elude_steer import Steerer
         >>> steerer = Steerer.load("toyland")
-        >>> steerer.steer("dog.png", minus=["dog"], plus=["biker"]).caption
+        >>> steerer.steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
+        'a biker on a motorcycle with sunglasses on a street'
     """
 
     vlm: Vlm
-    atlas: Atlas
+    atlas: Source
     matcher: Matcher
 
-    @classmethod
+    @staticmethod
     def load(
-        cls,
         atlas: str = EMBEDDED_ATLAS,
         *,
         model: str | None = None,
@@ -62,14 +61,14 @@ class Steerer:
         dtype: str | None = None,
         device_map: Any = None,
         trust_remote_code: bool | None = None,
-    ) -> Self:
-        """The steerer of an atlas, with the model it was built for.
+    ) -> Steerer[Atlas]:
+        """Load an atlas and the model it was built for.
 
         Args:
             atlas: a folder, a name of `elude-steer atlases list`, or a Hub id.
             model: another copy of the model; by default the id in the atlas.
-            device: where the model goes.
-            dtype: what it computes in; by default as the atlas was built.
+            device: where the model computes.
+            dtype: the model's number type; by default the one the atlas was built with.
             device_map: as in transformers.
             trust_remote_code: whether code that comes with the model or the matcher may run.
         """
@@ -88,11 +87,11 @@ class Steerer:
             attn_implementation=spec.attn_implementation,
             trust_remote_code=loaded.allows_remote_code(spec.trust_remote_code, trust_remote_code),
         )
-        return cls.from_parts(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
+        return Steerer.from_parts(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
 
     @classmethod
-    def from_parts(cls, vlm: Vlm, atlas: Atlas, matcher: Matcher) -> Self:
-        """The same from parts that are already loaded; raises where they do not belong together."""
+    def from_parts(cls, vlm: Vlm, atlas: Source, matcher: Matcher) -> Steerer[Source]:
+        """Make a steerer of parts that are already loaded; raises if they do not belong together."""
         atlas.check(vlm.layer)
         atlas.require_labels()
         if not isinstance(vlm.layer, nn.Linear):
@@ -106,174 +105,55 @@ class Steerer:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The atlas's own settings, which count where the caller says nothing."""
+        """The settings of the atlas, used for what the caller leaves out."""
         return self.atlas.about.get("spec", {}).get("steering", {})
+
+    def plan(self, *, minus: Words = (), plus: Words = (), where: Any = None, **settings: Unpack[SettingArguments]) -> Plan:
+        """Plan which sub-units would change, and how; `Settings` explains the settings.
+
+        Example:
+            >>> from elude_steer import Steerer
+            >>> print(Steerer.load("toyland").plan(minus=["dog"], mode="scale", gamma=-10, kappa=100, nu="all"))
+            -dog: 100 sub-units times -10 on every patch
+              100 by 'dog' (1.00)
+        """
+        plan, notes = self.prepare_plan(minus, plus, where, settings)
+        _warn(notes)
+        return plan
 
     def prepare_plan(
         self, minus: Any = (), plus: Any = (), where: Any = None, settings: Mapping[str, Any] | None = None
     ) -> tuple[Plan, list[str]]:
-        """The plan of some words where the atlas's own settings count, and notes about it; see `make_plan`."""
+        """Make a plan from words and the atlas's default settings, with notes on it; see `make_plan`."""
         words = {"minus": minus, "plus": plus, "where": where}
         return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
-
-    def gather_weights(
-        self, plan: Plan | None, rows: dict[tuple[int, ...], EditableSubUnits] | None = None
-    ) -> PreparedPlan | None:
-        """A plan with its weights at hand; raises where it was made for another atlas. `rows` are shared by plans."""
-        if plan is None:
-            return None
-        if plan.weights and plan.weights != self.atlas.fingerprint:
-            raise AtlasError(f"the plan was made with another atlas ('{plan.atlas}'), whose sub-units are others.")
-        return PreparedPlan.from_plan(
-            plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._surroundings, rows
-        )
-
-    @cached_property
-    def _surroundings(self) -> AllSubUnits:
-        # Kept for good, so it must not be made in the inference mode of whoever needs it first.
-        with torch.inference_mode(False), torch.no_grad():
-            return AllSubUnits.from_source(self.atlas, self.vlm.layer)
-
-    @contextmanager
-    def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
-        """Inside, the model sees pictures under the plan; outside, and in other threads, it is as it was.
-
-        Args:
-            plan: for every picture, or a list with one for each picture of a batch.
-
-        Example:
-            >>> with steerer.applied(plan):
-            ...     steerer.vlm.caption([image, image])
-        """
-        plans = list(plan) if isinstance(plan, Sequence) else [plan]
-        inputs: dict[str, Any] = {}  # of the call that is under way
-
-        def see(given: Mapping[str, Any]) -> None:
-            if given.get("pixel_values") is not None:
-                inputs.clear()
-                inputs.update(given)
-
-        def generate(original: Any, *args: Any, **kwargs: Any) -> Any:
-            see(kwargs)  # pictures are encoded before the model itself is called
-            return original(*args, **kwargs)
-
-        def split(x: torch.Tensor) -> Sequence[torch.Tensor]:
-            return self.vlm.split_by_image(x, inputs, len(inputs["input_ids"]))
-
-        def join(parts: list[torch.Tensor]) -> torch.Tensor:
-            return self.vlm.join_images(parts, inputs)
-
-        def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
-            count = len(inputs.get("input_ids", ()))
-            if not count:
-                raise ModelError("inside `applied` call the model itself, input_ids and pixel_values by keyword.")
-            told = [inputs[name] for name in ("image_sizes", "image_grid_thw") if inputs.get(name) is not None]
-            if any(len(one) != count for one in told):
-                raise ModelError("a prompt with several pictures cannot be steered; give each picture a prompt.")
-            if len(plans) not in (1, count):
-                raise SpecError(f"{len(plans)} plans for {count} pictures; give one for all, or one each.")
-            shapes = self.vlm.layout.shapes(inputs, count)
-            covers = [ImagePatches(self.vlm, lambda i=i: _size(inputs, i), shapes[i]) for i in range(count)]  # type: ignore[misc]
-            return make_edited_forward(self.vlm.layer, prepared, split, covers, join)(original, x)
-
-        prepared = [self.gather_weights(one) for one in plans]
-        model = self.vlm.model
-        with (
-            watch_inputs(model, see),
-            replace_forward(model, generate, "generate"),
-            replace_forward(self.vlm.layer, compute),
-        ):
-            yield
-
-    def image_patches(self, seen: Prefix, picture: int) -> ImagePatches:
-        """Which patches of a picture that was looked at a region covers."""
-        return ImagePatches(self.vlm, lambda: seen.sizes[picture], seen.shapes[picture])
-
-    def captions(
-        self,
-        images: Sequence[Any],
-        plans: Sequence[Sequence[Plan | None]],
-        prompt: str = PROMPT,
-        max_new_tokens: int = 64,
-        *,
-        prefix: Prefix | None = None,
-    ) -> list[list[str]]:
-        """Captions of each picture under each of its plans; the tower runs once a picture, whatever their number.
-
-        Args:
-            images: PIL pictures.
-            plans: for each picture its plans; None is the model as it is.
-            prompt: the question.
-            max_new_tokens: the longest answer.
-            prefix: what `prefix_cache.run_prefix` gave for these pictures and this prompt, where it is known already.
-        """
-        if len(plans) != len(images) or any(isinstance(own, Plan) or own is None for own in plans):
-            raise SpecError("captions wants a list of plans for each picture: captions([image], [[plan, None]]).")
-        if not len(images):
-            return []
-        seen = run_prefix(self.vlm, images, prompt) if prefix is None else prefix
-        wanted = [(picture, plan) for picture, own in enumerate(plans) for plan in own]
-        said: list[str] = []
-        weights: dict[tuple[int, ...], EditableSubUnits] = {}
-        for part in _parts(wanted, seen.tiles):
-            prepared = {plan: self.gather_weights(plan, weights) for plan in dict.fromkeys(plan for _, plan in part)}
-            pictures = [picture for picture, _ in part]
-            rows = [(picture, prepared[plan], self.image_patches(seen, picture)) for picture, plan in part]
-            inputs = seen.select(pictures)
-            once = make_resumed_forward(seen.q, rows, partial(self.vlm.join_images, inputs=inputs))
-            with resume_from(self.vlm, seen, pictures), replace_forward(self.vlm.layer, once):
-                said += self.vlm.answer(inputs, max_new_tokens)
-        found, at = [], 0
-        for own in plans:
-            found.append(said[at : at + len(own)])
-            at += len(own)
-        return found
-
-    def plan(
-        self,
-        *,
-        minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-        plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-        where: Any = None,
-        **settings: Unpack[SettingArguments],
-    ) -> Plan:
-        """Which sub-units would be changed, and how; see `Settings` for what the settings mean.
-
-        Example:
-            >>> print(steerer.plan(minus=["dog"], gamma=-10, kappa=100, nu="all"))
-        """
-        plan, notes = self.prepare_plan(minus, plus, where, settings)
-        for note in notes:
-            warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
-        return plan
 
     def steer(
         self,
         image: Any,
         *,
-        minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-        plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+        minus: Words = (),
+        plus: Words = (),
         where: Any = None,
         prompt: str = PROMPT,
         max_new_tokens: int = 64,
         **settings: Unpack[SettingArguments],
     ) -> SteeredCaption:
-        """The caption of a picture with some concepts taken away or put there; see `plan` for the settings.
+        """Caption an image with some concepts removed or added.
 
         Args:
-            image: a path, the bytes of a file, or a PIL picture.
-            minus: words that should go.
-            plus: words that should come.
-            where: for `place`, a box in pixels or a mask; by default where the minus words fire.
+            image: a path, the bytes of a file, or a PIL image.
+            minus: words of concepts to remove.
+            plus: words of concepts to add.
+            where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
             prompt: the question.
             max_new_tokens: the longest answer.
-            **settings: mode, alpha, gamma, …: see `Settings`; what is left out is the atlas's own.
+            **settings: mode, alpha, gamma, …: see `Settings`; by default those of the atlas.
         """
-        picture = open_image(image)
+        opened = open_image(image)
         plan, notes = self.prepare_plan(minus, plus, where, settings)
-        result = self.explain(picture, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
-        for note in result.notes:
-            warnings.warn(note, EludeSteerWarning, stacklevel=_callers_level())
+        result = self.explain(opened, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
+        _warn(result.notes)
         return result
 
     def explain(
@@ -285,7 +165,7 @@ class Steerer:
         max_new_tokens: int = 64,
         notes: Sequence[str] = (),
     ) -> SteeredCaption:
-        """Baseline and caption under a ready plan, with everything there is to tell."""
+        """Caption an image without and with a plan; the result has maps, notes and provenance."""
         (result,) = self.explain_all(image, [plan], prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
         return result
 
@@ -298,13 +178,24 @@ class Steerer:
         max_new_tokens: int = 64,
         notes: Sequence[str] = (),
     ) -> list[SteeredCaption]:
-        """The same for several plans of one picture; the tower runs once, and the baseline is shared."""
+        """Do what `explain` does for several plans of one image; the tower and the baseline run once."""
         start = time.perf_counter()
-        picture = open_image(image)
-        size = (picture.width, picture.height)
-        prefix = run_prefix(self.vlm, [picture], prompt)
-        ((baseline, *captions),) = self.captions([picture], [[None, *plans]], prompt, max_new_tokens, prefix=prefix)
-        about = {
+        opened = open_image(image)
+        prefix = run_prefix(self.vlm, [opened], prompt)
+        ((baseline, *captions),) = self.captions([opened], [[None, *plans]], prompt, max_new_tokens, prefix=prefix)
+        grid = self.vlm.grid((opened.width, opened.height))
+        results = []
+        for plan, caption in zip(plans, captions, strict=True):
+            prepared = self.gather_weights(plan)
+            maps = prepared.maps(prefix.q[0], _image_patches(self.vlm, prefix, 0)) if prepared else {}
+            all_notes = (*notes, *result_notes(baseline, caption, plan, maps))
+            seconds = time.perf_counter() - start
+            provenance = self._provenance(plan, prompt)
+            results.append(SteeredCaption(baseline, caption, plan, maps, grid, opened, all_notes, provenance, seconds))
+        return results
+
+    def _provenance(self, plan: Plan, prompt: str) -> dict[str, Any]:
+        return {
             "model": self.vlm.id,
             "revision": self.vlm.revision,
             "layer": self.vlm.layer_name,
@@ -313,84 +204,224 @@ class Steerer:
             "matcher": self.matcher.id,
             "prompt": prompt,
             "elude_steer": __version__,
+            "settings": {concept.word: asdict(concept.settings) for concept in plan.concepts},
         }
-        found = []
-        for plan, caption in zip(plans, captions, strict=True):
-            prepared = self.gather_weights(plan)
-            maps = prepared.maps(prefix.q[0], self.image_patches(prefix, 0)) if prepared else {}
-            settings = {concept.word: asdict(concept.settings) for concept in plan.concepts}
-            told = (*notes, *result_notes(baseline, caption, plan, maps))
-            seconds = time.perf_counter() - start
-            grid, provenance = self.vlm.grid(size), {**about, "settings": settings}
-            found.append(SteeredCaption(baseline, caption, plan, maps, grid, picture, told, provenance, seconds))
-        return found
+
+    def captions(
+        self,
+        images: Sequence[Any],
+        plans: Sequence[Sequence[Plan | None]],
+        prompt: str = PROMPT,
+        max_new_tokens: int = 64,
+        *,
+        prefix: Prefix | None = None,
+    ) -> list[list[str]]:
+        """Caption each image under each of its plans; the tower runs once for an image, however many plans it has.
+
+        Args:
+            images: PIL images.
+            plans: for each image its plans; None is the model without edits.
+            prompt: the question.
+            max_new_tokens: the longest answer.
+            prefix: the result of `run_prefix` for these images and this prompt, where it is known already.
+        """
+        if len(plans) != len(images) or any(isinstance(own, Plan) or own is None for own in plans):
+            raise SpecError("captions needs a list of plans for each image: captions([image], [[plan, None]]).")
+        weights: dict[tuple[int, ...], EditableSubUnits] = {}
+        gather = partial(self.gather_weights, weights=weights)
+        return _caption_rows(self.vlm, images, plans, gather, prompt, max_new_tokens, prefix)
+
+    def gather_weights(
+        self, plan: Plan | None, weights: dict[tuple[int, ...], EditableSubUnits] | None = None
+    ) -> PreparedPlan | None:
+        """Gather the weights of a plan's sub-units; raises if the plan was made for another atlas.
+
+        Args:
+            plan: None gives None.
+            weights: shared by plans with the same sub-units.
+        """
+        if plan is None:
+            return None
+        if plan.weights and plan.weights != self.atlas.fingerprint:
+            raise AtlasError(
+                f"the plan was made with another atlas ('{plan.atlas}'), which numbers other sub-units; make it again."
+            )
+        return PreparedPlan.from_plan(
+            plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._all_sub_units, weights
+        )
+
+    @cached_property
+    def _all_sub_units(self) -> AllSubUnits:
+        # It stays for good, so it must not be made in the inference mode of the first caller.
+        with torch.inference_mode(False), torch.no_grad():
+            return AllSubUnits.from_source(self.atlas, self.vlm.layer)
+
+    @contextmanager
+    def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
+        """Inside, the model sees images under the plan; outside, and in other threads, it is unchanged.
+
+        Args:
+            plan: one for all images, or a list with one for each image of a batch.
+
+        Example:
+            >>> from elude_steer import Steerer
+            >>> from elude_steer.models.images import open_image
+            >>> steerer = Steerer.load("toyland")
+            >>> with steerer.applied(steerer.plan(minus=["dog"], plus=["biker"])):
+            ...     steerer.vlm.caption([open_image("demos/images/toyland-dog.png")])
+            ['a biker on a motorcycle with sunglasses on a street']
+        """
+        plans = list(plan) if isinstance(plan, Sequence) else [plan]
+        prepared = [self.gather_weights(one) for one in plans]
+        inputs: dict[str, Any] = {}  # of the current call of the model
+
+        def remember_inputs(arguments: Mapping[str, Any]) -> None:
+            if arguments.get("pixel_values") is not None:
+                inputs.clear()
+                inputs.update(arguments)
+
+        def generate(original: Any, *args: Any, **kwargs: Any) -> Any:
+            remember_inputs(kwargs)  # `generate` encodes images before it calls the model itself
+            return original(*args, **kwargs)
+
+        def split(x: torch.Tensor) -> Sequence[torch.Tensor]:
+            return self.vlm.split_by_image(x, inputs, len(inputs["input_ids"]))
+
+        def join(parts: list[torch.Tensor]) -> torch.Tensor:
+            return self.vlm.join_images(parts, inputs)
+
+        def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
+            count = _count_images(inputs)
+            if len(plans) not in (1, count):
+                raise SpecError(f"{len(plans)} plans for {count} images; give one for all, or one for each.")
+            shapes = self.vlm.layout.shapes(inputs, count)
+            patches = [ImagePatches(self.vlm, partial(_image_size, inputs, i), shapes[i]) for i in range(count)]
+            return make_edited_forward(self.vlm.layer, prepared, split, patches, join)(original, x)
+
+        with (
+            watch_inputs(self.vlm.model, remember_inputs),
+            replace_forward(self.vlm.model, generate, "generate"),
+            replace_forward(self.vlm.layer, compute),
+        ):
+            yield
 
 
 def steer(
     image: Any,
     *,
-    minus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-    plus: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    minus: Words = (),
+    plus: Words = (),
     where: Any = None,
     atlas: str = EMBEDDED_ATLAS,
     device: str | None = None,
     prompt: str = PROMPT,
     **settings: Unpack[SettingArguments],
 ) -> SteeredCaption:
-    """The caption of a picture with some concepts taken away or put there.
+    """Caption an image with some concepts removed or added.
 
     Args:
-        image: a path, the bytes of a file, or a PIL picture.
-        minus: words that should go.
-        plus: words that should come.
-        where: for `place`, a box in pixels or a mask.
+        image: a path, the bytes of a file, or a PIL image.
+        minus: words of concepts to remove.
+        plus: words of concepts to add.
+        where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
         atlas: a folder, a name, or a Hub id; by default the one that comes with the package.
         device: where the model computes.
         prompt: the question.
-        **settings: mode, alpha, gamma, …: see `Settings`; what is left out is what measured best for the atlas.
+        **settings: mode, alpha, gamma, …: see `Settings`; by default those that measured best for the atlas.
 
     Example:
-        >>> steer("dog.png", minus=["dog"], plus=["biker"]).caption
+        >>> from elude_steer import steer
+        >>> steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
+        'a biker on a motorcycle with sunglasses on a street'
     """
-    steerer = _steerer(*_known(str(atlas)), device)
+    steerer = _load_steerer(*_locate_atlas(str(atlas)), device)
     return steerer.steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
 
 
-def _callers_level() -> int:
-    """The `stacklevel` of whoever called into this file, be it a steerer's method or the function."""
-    frame, level = sys._getframe(1), 1
+def caption_unsteered(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:
+    """Caption images without edits, in the same batches as `Steerer.captions` does."""
+    captions = _caption_rows(vlm, images, [[None]] * len(images), lambda _plan: None, prompt, max_new_tokens)
+    return [caption for (caption,) in captions]
+
+
+def _caption_rows(
+    vlm: Vlm,
+    images: Sequence[Any],
+    plans: Sequence[Sequence[Plan | None]],
+    gather_weights: Callable[[Plan | None], PreparedPlan | None],
+    prompt: str,
+    max_new_tokens: int,
+    prefix: Prefix | None = None,
+) -> list[list[str]]:
+    """Caption each image under each of its plans; see `Steerer.captions`."""
+    if not len(images):
+        return []
+    prefix = run_prefix(vlm, images, prompt) if prefix is None else prefix
+    rows = [(image, plan) for image, own in enumerate(plans) for plan in own]
+    answers: list[str] = []
+    for batch in _batches(rows, prefix.tiles):
+        prepared = {plan: gather_weights(plan) for plan in dict.fromkeys(plan for _, plan in batch)}
+        numbers = [image for image, _ in batch]
+        edits = [(image, prepared[plan], _image_patches(vlm, prefix, image)) for image, plan in batch]
+        inputs = prefix.select(numbers)
+        forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
+        with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
+            answers += vlm.answer(inputs, max_new_tokens)
+    remaining = iter(answers)
+    return [[next(remaining) for _ in own] for own in plans]
+
+
+def _batches(rows: Sequence[Row], tiles: Sequence[int]) -> Iterator[list[Row]]:
+    """Rows that are captioned together: at most `MAX_BATCH_TILES` tiles, at least one row."""
+    batch: list[Row] = []
+    for row in rows:
+        if batch and sum(tiles[image] for image, _ in batch) + tiles[row[0]] > MAX_BATCH_TILES:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
+    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image])
+
+
+def _count_images(inputs: Mapping[str, Any]) -> int:
+    """The number of images in a call of the model; raises if it is not one for each prompt."""
+    count = len(inputs.get("input_ids", ()))
+    if not count:
+        raise ModelError("inside `applied`, call the model itself, with input_ids and pixel_values as keywords.")
+    sizes = [inputs[name] for name in ("image_sizes", "image_grid_thw") if inputs.get(name) is not None]
+    if any(len(one) != count for one in sizes):
+        raise ModelError("a prompt with several images cannot be steered; give each image a prompt.")
+    return count
+
+
+def _image_size(inputs: Mapping[str, Any], index: int) -> tuple[int, int]:
+    if "image_sizes" not in inputs:
+        raise AtlasError("this model does not say how large its images are; use `Steerer.captions` for regions.")
+    height, width = inputs["image_sizes"][index].tolist()
+    return int(width), int(height)
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn with each note, at the line that called into this file, be it a steerer's method or a function."""
+    frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1
-    return level
+    for note in notes:
+        warnings.warn(note, EludeSteerWarning, stacklevel=level)
 
 
-def _known(atlas: str) -> tuple[str, int]:
-    """An atlas's folder, and when it was written: one that was built again, or means another one now, is another."""
+def _locate_atlas(atlas: str) -> tuple[str, int]:
+    """An atlas's folder and when it was written, so that one that was built again is loaded again."""
     folder = find_atlas(atlas)
     if folder is None or not (manifest := folder.resolve() / MANIFEST).is_file():
-        return atlas, 0  # of the Hub, or nowhere
+        return atlas, 0  # on the Hub, or nowhere
     return str(manifest.parent), manifest.stat().st_mtime_ns
 
 
 @lru_cache(maxsize=2)
-def _steerer(atlas: str, _written: int, device: str | None) -> Steerer:
+def _load_steerer(atlas: str, _written: int, device: str | None) -> Steerer[Atlas]:
     return Steerer.load(atlas, device=device)
-
-
-def _parts(rows: Sequence[tuple[int, Plan | None]], tiles: Sequence[int]) -> Iterator[list[tuple[int, Plan | None]]]:
-    """Rows that are captioned together: at most `MAX_BATCH_TILES` tiles, at least one row."""
-    part: list[tuple[int, Plan | None]] = []
-    for row in rows:
-        if part and sum(tiles[picture] for picture, _ in part) + tiles[row[0]] > MAX_BATCH_TILES:
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
-
-
-def _size(inputs: Mapping[str, Any], index: int) -> tuple[int, int]:
-    if "image_sizes" not in inputs:
-        raise AtlasError("this model does not say how large its pictures are; use `Steerer.captions` for regions.")
-    height, width = inputs["image_sizes"][index].tolist()
-    return int(width), int(height)

@@ -141,9 +141,9 @@ def test_without_words_there_are_no_maps():
 
 
 def test_a_map_of_another_word_is_refused():
-    with pytest.raises(AtlasError, match="there is no map of 'cat'; there is one of 'dog'"):
+    with pytest.raises(AtlasError, match="there is no map of 'cat'; the plan has maps of 'dog'"):
         result_of("a dog", "a dog").heatmap("cat")
-    with pytest.raises(AtlasError, match="there is one of none"):
+    with pytest.raises(AtlasError, match="the plan has maps of no words"):
         result_of("a dog", "a dog", words=()).heatmap("cat")
 
 
@@ -167,5 +167,5 @@ def test_who_sees_no_change_is_told_what_to_try(mode, cure):
 def test_what_is_not_there_cannot_go():
     plan = Plan((Concept("dog", "minus", Settings(), ()),))
     (told,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
-    assert told == "'dog' hardly fires in this picture: there may be nothing of it to take away."
+    assert told == "'dog' hardly fires in this image: there may be nothing to remove."
     assert result_notes("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]

@@ -132,7 +132,7 @@ def test_a_given_picture_comes_before_the_recipes_own():
 
 def test_a_recipe_without_a_picture_says_how_to_give_one():
     recipe = Recipe("llava-dog", "toyland", (StepSpec(minus=("dog",)),))
-    with pytest.raises(SpecError, match="leaves the picture to you: `elude-steer run llava-dog --image FILE`"):
+    with pytest.raises(SpecError, match="has no image; give one: `elude-steer run llava-dog --image FILE`"):
         run_recipe(recipe, Echo())
 
 

@@ -295,7 +295,7 @@ def test_a_result_tells_what_happened(steerer, scenes):
     assert Plan.from_dict(values["plan"]) == result.plan
     assert result.provenance["atlas"] == "toyland"
     assert result.baseline in repr(result)
-    with pytest.raises(AtlasError, match=rf"no map of 'zebra'; there is one of '{word}'"):
+    with pytest.raises(AtlasError, match=rf"no map of 'zebra'; the plan has maps of '{word}'"):
         result.heatmap("zebra")
 
 

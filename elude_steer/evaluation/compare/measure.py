@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subt
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.vocabulary import read_vocabulary
 from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
-from elude_steer.evaluation.edits.benchmark import Kind, World, caption_baselines, make_tasks, run_edits, summarize
+from elude_steer.evaluation.edits.benchmark import Kind, World, make_tasks, run_edits, summarize
 from elude_steer.evaluation.edits.sweep import best_point, plan_or_empty, sweep
 from elude_steer.evaluation.measures.faithfulness import R2, accuracy, caption_agreement
 from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
@@ -29,8 +29,9 @@ from elude_steer.evaluation.measures.purity import CLEAN, dominant_concepts
 from elude_steer.method.clip_dissect import Dissection, dissect
 from elude_steer.models.dual_encoder import load_dual_encoder
 from elude_steer.models.matcher import Matcher
+from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import Vlm
-from elude_steer.steering.steerer import Steerer
+from elude_steer.steering.steerer import Steerer, caption_unsteered
 from elude_steer.toyland.scenes import CLUTTER
 from elude_steer.utils.files import read_array, write_array
 
@@ -210,7 +211,10 @@ class Contest:
     @cached_property
     def said(self) -> list[str]:
         """The baselines of the scenes that are reported."""
-        return caption_baselines(Steerer(self.vlm, cast(Any, None), self.matcher), self.reported)
+        captions: list[str] = []
+        for _, images in image_batches(self.vlm, self.reported.cases, lambda case: case.image, 32):
+            captions += caption_unsteered(self.vlm, images)
+        return captions
 
     def agreement(self, dictionary: Dictionary) -> float:
         """The share of captions that stay the same where the layer gives what the dictionary makes of it."""
@@ -223,7 +227,7 @@ class Contest:
         The one with the highest harmonic mean, and as `cleanest` the one with most edits that did nothing else: the
         mean does not see what is invented.
         """
-        steerer = Steerer(self.vlm, cast(Any, lexicon), self.matcher)
+        steerer = Steerer(self.vlm, lexicon, self.matcher)
         points = sweep(steerer, self.tuning, kind, grid, work=self.work)
         tasks = make_tasks(self.reported, self.said, kind)
 
