@@ -108,7 +108,9 @@ class Steerer(Generic[Source]):
         """The settings of the atlas, used for what the caller leaves out."""
         return self.atlas.about.get("spec", {}).get("steering", {})
 
-    def plan(self, *, minus: Words = (), plus: Words = (), where: Any = None, **settings: Unpack[SettingArguments]) -> Plan:
+    def plan(
+        self, *, minus: Words = (), plus: Words = (), where: Any = None, **settings: Unpack[SettingArguments]
+    ) -> Plan:
         """Plan which sub-units would change, and how; `Settings` explains the settings.
 
         Example:
