@@ -375,7 +375,7 @@ def test_an_atlas_of_other_weights_is_refused(steerer, tiny_llava):
 def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
     with pytest.warns(EludeSteerWarning, match=r"far from every label of atlas 'toyland' \(closest: "):
         steerer.plan(minus=["quantum chromodynamics"])
-    with pytest.warns(EludeSteerWarning, match="min_similarity 0.99 asks"):
+    with pytest.warns(EludeSteerWarning, match="reaches min_similarity 0.99"):
         steerer.plan(minus=["puppy"], min_similarity=0.99)
     with pytest.warns(EludeSteerWarning, match="the caption did not change; try more sub-units"):
         steerer.steer(scenes[0].image, minus=["zebra"], gamma=0.99, mode="scale", kappa=1)
@@ -493,8 +493,8 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda s, i: s.captions([i], [s.plan(minus=["dog"])]), r"a list of plans for each picture: captions\(\[image"),
-        (lambda s, i: s.captions([i], []), "a list of plans for each picture"),
+        (lambda s, i: s.captions([i], [s.plan(minus=["dog"])]), r"a list of plans for each image: captions\(\[image"),
+        (lambda s, i: s.captions([i], []), "a list of plans for each image"),
         (lambda s, i: s.plan(minus=5), r"minus is a list of words, not 5"),
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
         (lambda s, i: s.steer(None, minus=["dog"]), "a picture is a path, the bytes of a file or a PIL image"),
