@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
 from full_size_model import picture, save_model
 
-from elude_steer.cli.steer import hide_loading_bars
+from elude_steer.cli.options import hide_loading_bars
 from elude_steer.utils.files import write_file
 
 WORDS = ("dog", "cat", "ball", "train", "beach", "kitchen", "bird", "boat", "tree", "house", "lamp", "chair", "road",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elude_steer import recipe_files
 from elude_steer.errors import SpecError
-from elude_steer.recipe_files import check_recipe, list_recipes, load_recipe, load_spec, parse_spec, recipes_dir
+from elude_steer.recipe_files import list_recipes, load_any_recipe, load_recipe, load_spec, parse_spec, recipes_dir
 from elude_steer.specs import AtlasSpec, ClustersSpec, ExpectSpec, ModelSpec, Recipe, SteeringSpec, StepSpec
 from elude_steer.utils.yaml_schema import dump_document as dump_spec
 from elude_steer.utils.yaml_schema import override, parse_document
@@ -287,7 +287,7 @@ def test_it_is_a_value_error_too():
 
 def test_round_trip_of_every_shipped_recipe():
     for one in list_recipes():
-        spec = check_recipe(one.path)
+        spec = load_any_recipe(one.path)
         assert parse_document(type(spec), dump_spec(spec)) == spec
 
 
@@ -363,10 +363,10 @@ def test_every_shipped_recipe_loads_and_says_what_it_is():
     shipped = list_recipes()
     assert {item.kind for item in shipped} == set(kinds)
     for item in shipped:
-        spec = check_recipe(item.path)
+        spec = load_any_recipe(item.path)
         assert type(spec) is kinds[item.kind]
         assert spec.name == item.name
-        assert check_recipe(item.name) == spec
+        assert load_any_recipe(item.name) == spec
         assert item.summary.endswith(".")
 
 
@@ -475,7 +475,7 @@ def mine(tmp_path):
 
 
 def steering_problems(path):
-    for load in (load_recipe, check_recipe):
+    for load in (load_recipe, load_any_recipe):
         with pytest.raises(SpecError) as caught:
             load(path)
     return [problem.removeprefix(str(path)) for problem in caught.value.problems]
@@ -504,16 +504,16 @@ def test_its_picture_is_looked_for_beside_it(mine, monkeypatch, tmp_path):
 
 
 def test_either_kind_is_told_by_its_steps(mine):
-    assert isinstance(check_recipe(mine()), Recipe)
-    assert isinstance(check_recipe(mine(SMALL)), AtlasSpec)
-    assert isinstance(check_recipe(mine(SMALL + "# steps: a comment\n")), AtlasSpec)
-    assert isinstance(check_recipe(mine(STEERING.replace("steps:", "steps :"))), Recipe)
+    assert isinstance(load_any_recipe(mine()), Recipe)
+    assert isinstance(load_any_recipe(mine(SMALL)), AtlasSpec)
+    assert isinstance(load_any_recipe(mine(SMALL + "# steps: a comment\n")), AtlasSpec)
+    assert isinstance(load_any_recipe(mine(STEERING.replace("steps:", "steps :"))), Recipe)
 
 
 @pytest.mark.parametrize("steps", ["steps: []", "steps: [ ]"])
 def test_a_recipe_without_steps_is_refused(mine, steps):
     (problem,) = steering_problems(mine(f"name: mine\natlas: toyland\n{steps}\n"))
-    assert problem == ": steps is empty; say at least one edit."
+    assert problem == ": steps is empty; give at least one edit."
 
 
 def test_all_faults_of_a_steering_recipe_are_reported_together(mine):
@@ -580,7 +580,7 @@ def test_without_a_mask_there_is_none(mine):
 def test_only_one_thing_says_where(mine):
     text = STEERING + "  - plus: [hat]\n    where: [1, 2, 3, 4]\n    mask: mark.png\n"
     (problem,) = steering_problems(mine(text))
-    assert problem == ": step 3 has both where and mask; one says where to place."
+    assert problem == ": step 3 has both where and mask; give only one."
     assert load_recipe(mine(text.replace("    where: [1, 2, 3, 4]\n", ""))).steps[2].where == ()
     assert load_recipe(mine(text.replace("    mask: mark.png\n", ""))).steps[2].mask is None
 
@@ -597,7 +597,7 @@ def test_a_mask_is_the_name_of_a_file(mine, mask):
 def test_a_brief_text_of_every_shipped_recipe_reads_back_to_it():
     kinds = set()
     for one in list_recipes():
-        spec = check_recipe(one.path)
+        spec = load_any_recipe(one.path)
         brief = dump_spec(spec, brief=True)
         assert parse_document(type(spec), brief) == spec
         assert len(brief) < len(dump_spec(spec))

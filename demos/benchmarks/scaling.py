@@ -28,7 +28,7 @@ import torch
 import elude_steer as es
 from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
 from elude_steer.atlas.matching import rank_sub_units
-from elude_steer.cli.steer import hide_loading_bars
+from elude_steer.cli.options import hide_loading_bars
 from elude_steer.method.clip_dissect import Dissection, dissect
 from elude_steer.method.clustering import cluster
 from elude_steer.method.contributions import contributions

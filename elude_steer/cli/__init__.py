@@ -1,4 +1,4 @@
-"""The command line: parse, call one function of the library, print."""
+"""The command line: each command parses its options, calls one function of the library and prints."""
 
 from elude_steer.cli.group import cli, main
 

@@ -1,4 +1,4 @@
-"""The commands that measure: evaluate one atlas, compare methods, try the settings of a build."""
+"""The commands that measure: evaluate, compare, ablate, judge."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any
 
 import click
 
-from elude_steer.cli.steer import hide_loading_bars, print_table
+from elude_steer.cli.options import format_number, hide_loading_bars, print_note, print_progress, print_table
 from elude_steer.utils.files import check_folder
 
 
 @click.command()
 @click.argument("atlas")
 @click.option("--measures", help="Some of faithfulness,monosemanticity,dictionary,efficiency [default: all].")
-@click.option("--images", help="Pictures to measure on [default: those of the atlas's recipe].")
-@click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="How many pictures.")
-@click.option("--again", metavar="ATLAS", help="Another run of the same build, for the stability.")
+@click.option("--images", help="Images to measure on [default: those of the atlas's spec].")
+@click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
+@click.option("--again", metavar="ATLAS", help="An atlas of a second run of the same build, to measure stability.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
-@click.option("--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes for the efficiency.")
-@click.option("--compile", "compiled", is_flag=True, help="Time what torch.compile makes of the model, as the paper.")
-@click.option("--head", metavar="MODEL", help="A classifier on the backbone; pictures lie in folders of their classes.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="evaluation.json and report.html.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes to time for efficiency."
+)
+@click.option("--compile", "compiled", is_flag=True, help="Time the model under torch.compile, as the paper does.")
+@click.option("--head", metavar="MODEL", help="A classifier on the backbone; the images are in one folder per class.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write evaluation.json and report.html.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     atlas: str,
     measures: str | None,
@@ -43,7 +45,7 @@ def evaluate(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure ATLAS: is the split faithful, are its sub-units of one mind, and what does it cost?
+    """Measure ATLAS: how faithful the split is, how monosemantic its sub-units are, and what it costs.
 
     \b
     elude-steer evaluate toyland --limit 200 --out evaluation
@@ -55,14 +57,14 @@ def evaluate(
     hide_loading_bars()
     if out is not None:
         check_folder(out)
-    if compiled:  # what it cannot compile it says in pages
+    if compiled:  # torch prints pages about what it cannot compile
         logging.getLogger("torch").setLevel(logging.ERROR)
-    wanted = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
-    found = measure(
+    names = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
+    result = measure(
         atlas,
         images=images,
         limit=limit,
-        measures=wanted,
+        measures=names,
         again=again,
         model=model,
         device=device,
@@ -70,24 +72,28 @@ def evaluate(
         runs=runs,
         compiled=compiled,
         head=head,
-        log=lambda name: click.echo(f"measuring {name} …", err=True),
+        log=lambda name: print_progress(f"measuring {name}"),
     )
     if out is not None:
-        click.echo(f"elude-steer: note: {found.save(out)}", err=True)
+        print_note(result.save(out))
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        click.echo(json.dumps(result.to_dict(), indent=2))
         return
-    click.echo(f"elude-steer: note: measured on {found.image_count:,} pictures", err=True)
-    rows = [(row.measure, row.name, _shown(row.value), _shown(row.units)) for row in found.rows]
-    print_table([("", "", "sub-units", "units"), *rows], texts=2)
+    print_note(f"measured on {result.image_count:,} images")
+    rows = [(row.measure, row.name, format_number(row.value), format_number(row.units)) for row in result.rows]
+    print_table([("", "", "sub-units", "units"), *rows], text_columns=2)
 
 
 @click.command()
-@click.option("--work", type=click.Path(path_type=Path), required=True, help="Keeps what is done; a run goes on there.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Table and figures.")
-@click.option("--method", "methods", multiple=True, help="Only this one; may be repeated [default: all].")
-@click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one a core].")
-@click.option("--small", is_flag=True, help="A few minutes' worth, to try the command itself.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), required=True, help="Folder of finished work, from which a run resumes."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Folder for the table and figures."
+)
+@click.option("--method", "methods", multiple=True, help="Compare only this method; may be repeated [default: all].")
+@click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one per core].")
+@click.option("--small", is_flag=True, help="Run a small version of a few minutes, to try the command.")
 def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | None, small: bool) -> None:
     """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
 
@@ -101,16 +107,15 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     from elude_steer.utils.parallel import launch
 
     hide_loading_bars()
-    wanted = check_methods(methods or METHODS)
+    names = check_methods(methods or METHODS)
     check_folder(out)
     alone = "WORLD_SIZE" not in os.environ
     count = processes or os.cpu_count() or 1
     if alone and count > 1:
         options = ["--work", str(work), "--out", str(out), *(["--small"] if small else [])]
         launch(count, ["compare", *options, *(part for method in methods for part in ("--method", method))])
-    told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
-    comparison = Comparison(work, SMALL if small else Size(), told)
-    rows = comparison.run(wanted)  # where processes were started all is there by now
+    comparison = Comparison(work, SMALL if small else Size(), print_progress)
+    rows = comparison.run(names)  # reads the results if other processes have computed them
     if alone:
         click.echo(write_results(comparison, rows, out))
 
@@ -124,12 +129,14 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     metavar="NAME=V,V,…",
     help="A setting and its values; may be repeated [default: the paper's ablations].",
 )
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the spec for every row.")
-@click.option("--work", type=click.Path(path_type=Path), required=True, help="Keeps what is done; a run goes on there.")
-@click.option("--images", help="Pictures to measure on [default: the spec's own].")
-@click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="How many of them.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="ablations.md and ablations.json.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the spec for all rows.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), required=True, help="Folder of finished work, from which a run resumes."
+)
+@click.option("--images", help="Images to measure on [default: those of the spec].")
+@click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write ablations.md and ablations.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ablate(
     spec: str,
     varied: tuple[str, ...],
@@ -156,32 +163,41 @@ def ablate(
     for text in varied:
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
-    told: Any = lambda line: click.echo(f"{line} …", err=True)  # noqa: E731
-    found = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, log=told)
+    rows = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, log=print_progress)
     if out is not None:
-        asked = [f"--vary {text}" for text in varied] + [f"--set {text}" for text in changes]
-        shown = f" --images {images}" if images else ""
-        about = " ".join(["elude-steer ablate", spec, *asked]) + f"{shown} --limit {limit}"
-        click.echo(f"elude-steer: note: {write_rows(found, about, out)}", err=True)
+        options = [f"--vary {text}" for text in varied] + [f"--set {text}" for text in changes]
+        options += [f"--images {images}"] if images else []
+        command = " ".join(["elude-steer ablate", spec, *options, f"--limit {limit}"])
+        print_note(write_rows(rows, command, out))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(rows, indent=2))
         return
-    columns = list(dict.fromkeys(name for row in found for name in row))
-    cells = [[value if isinstance(value := row.get(name), str) else _shown(value) for name in columns] for row in found]
-    print_table([columns, *cells], texts=2)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [
+        [value if isinstance(value := row.get(name), str) else format_number(value) for name in columns] for row in rows
+    ]
+    print_table([columns, *cells], text_columns=2)
 
 
 @click.command()
 @click.argument("atlases", nargs=-1, required=True)
-@click.option("--judge", "judges", multiple=True, required=True, metavar="MODEL@URL[#VARIABLE]", help="Who is asked.")
-@click.option("--images", help="Pictures to show [default: those of the first atlas's recipe].")
-@click.option("--limit", type=click.IntRange(min=9), default=500, show_default=True, help="How many pictures.")
-@click.option("--pairs", type=click.IntRange(min=1), default=50, show_default=True, help="Pairs of every two methods.")
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the lot that draws pairs.")
-@click.option("--work", type=click.Path(path_type=Path), help="Keeps answers, so that nothing is asked twice.")
+@click.option(
+    "--judge", "judges", multiple=True, required=True, metavar="MODEL@URL[#VARIABLE]", help="A judge; may be repeated."
+)
+@click.option("--images", help="Images to show [default: those of the first atlas's spec].")
+@click.option("--limit", type=click.IntRange(min=9), default=500, show_default=True, help="Number of images.")
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Comparisons for each pair of methods.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed of the drawn pairs.")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder of answers, so that no question is asked twice.")
 @click.option("--device", help="Where to compute: cpu, cuda, mps.")
-@click.option("--yes", is_flag=True, help="Ask without asking whether to.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def judge(
     atlases: tuple[str, ...],
     judges: tuple[str, ...],
@@ -194,7 +210,7 @@ def judge(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Let vision-language models say whose pictures belong together better: ATLASES, and the units before the split.
+    """Let vision-language models judge whose images belong together, those of ATLASES or of the units before.
 
     \b
     elude-steer judge toyland --judge qwen3-vl@http://localhost:8000/v1
@@ -203,14 +219,13 @@ def judge(
     from elude_steer.evaluation.judge_atlases import judge_atlases, read_judge
 
     hide_loading_bars()
-    told: Any = lambda line: click.echo(f"elude-steer: note: {line}", err=True)  # noqa: E731
 
-    def calls(count: int) -> None:
-        told(f"{count:,} questions to ask")
+    def confirm(count: int) -> None:
+        print_note(f"{count:,} questions to ask")
         if count and not yes and sys.stdin.isatty():
             click.confirm("ask them?", abort=True, err=True)
 
-    found = judge_atlases(
+    result = judge_atlases(
         atlases,
         [read_judge(text) for text in judges],
         images=images,
@@ -219,31 +234,30 @@ def judge(
         seed=seed,
         work=work,
         device=device,
-        confirm=calls,
-        log=told,
+        confirm=confirm,
+        log=print_note,
     )
     if as_json:
-        click.echo(json.dumps(_plain(asdict(found)), indent=2))
+        click.echo(json.dumps(_replace_nan(asdict(result)), indent=2))
         return
-    order = sorted(found.rates, key=lambda name: -found.rates[name])
-    ranges = {name: " to ".join(f"{end:.1%}" for end in found.intervals[name]) for name in order}
-    print_table([("", "won", "95 %"), *((name, f"{found.rates[name]:.1%}", ranges[name]) for name in order)], texts=1)
-    for name in found.wrong:
-        if found.wrong[name] or found.missing[name]:
-            text = f"judge '{name}': {found.wrong[name]} answers are neither A nor B, {found.missing[name]} are missing"
-            told(f"{text}; what was answered is kept, and asked again only with another --work")
-    if found.ties:
-        told(f"{found.ties} of {found.presentations} presentations have no majority and count for nobody")
+    order = sorted(result.rates, key=lambda name: -result.rates[name])
+    ranges = {name: " to ".join(f"{end:.1%}" for end in result.intervals[name]) for name in order}
+    rows = [(name, f"{result.rates[name]:.1%}", ranges[name]) for name in order]
+    print_table([("", "won", "95 %"), *rows], text_columns=1)
+    for name, wrong in result.wrong.items():
+        if wrong or result.missing[name]:
+            print_note(
+                f"judge '{name}': {wrong} answers are neither A nor B, {result.missing[name]} are missing; answers are "
+                "kept, and asked again only with another --work"
+            )
+    if result.ties:
+        print_note(f"{result.ties} of {result.presentations} presentations have no majority and are not counted")
 
 
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}"
-
-
-def _plain(value: Any) -> Any:
-    """The same for JSON, which has no word for what is not a number."""
+def _replace_nan(value: Any) -> Any:
+    """The same values with None instead of NaN, which JSON cannot express."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _replace_nan(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_replace_nan(part) for part in value]
     return None if isinstance(value, float) and value != value else value

@@ -1,75 +1,40 @@
-"""The commands that steer a picture: steer and run. Parse, call one function of the library, print."""
+"""The commands that caption and steer: steer, run, caption, sweep, export."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-SETTINGS = (
-    click.option("--mode", type=click.Choice(["scale", "place"]), help="Scale where they fire, or set on a region."),
-    click.option("--alpha", type=float, help="What plus sub-units are multiplied by."),
-    click.option("--gamma", type=float, help="What minus sub-units are multiplied by."),
-    click.option("--beta", type=float, help="Times their level that sub-units are set to, in place."),
-    click.option("--level", type=click.Choice(["reference", "stream"]), help="What beta is a multiple of."),
-    click.option("--reach", type=float, help="Times the stream that other units than a word's own are moved by."),
-    click.option("--fill", type=int, help="Sub-units of the surroundings that take a removed word's place."),
-    click.option("--kappa", type=int, help="Sub-units a word stands for."),
-    click.option("--nu", help="Patches where they are changed, or all."),
-    click.option("--per", type=click.Choice(["tile", "image"]), help="Whether nu counts a tile or a picture."),
-    click.option("--fit", type=float, help="Share of its peak that a word fires with where its region is."),
-    click.option("--smooth/--no-smooth", default=None, help="Seek a word's region in neighbouring patches too."),
-    click.option("--by", type=click.Choice(["label", "score"]), help="How sub-units are found."),
-    click.option("--min-similarity", type=float, help="Least cosine of a word and a label."),
+from elude_steer.cli.options import (
+    LOADING,
+    hide_loading_bars,
+    open_argument,
+    print_note,
+    setting_options,
+    with_options,
 )
-
-
-LOADING = (
-    click.option("--device", help="Where to compute: cpu, cuda, mps."),
-    click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
-    click.option("--trust-remote-code", is_flag=True, default=None, help="Let code that comes with the matcher run."),
-)
-
-
-def print_table(rows: Sequence[Sequence[str]], texts: int = sys.maxsize) -> None:
-    """Prints rows in columns: the first so many are texts, the others numbers; by default all are texts."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        pairs = enumerate(zip(row, widths, strict=True))
-        cells = [cell.ljust(width) if n < texts else cell.rjust(width) for n, (cell, width) in pairs]
-        click.echo("  ".join(cells).rstrip())
-
-
-def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds options to a command, the first on top of its help."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.command()
 @click.argument("image")
-@click.option("--minus", multiple=True, metavar="WORD", help="What should go; may be repeated.")
-@click.option("--plus", multiple=True, metavar="WORD", help="What should come; may be repeated.")
+@click.option("--minus", multiple=True, metavar="WORD", help="A concept to remove; may be repeated.")
+@click.option("--plus", multiple=True, metavar="WORD", help="A concept to add; may be repeated.")
 @click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
-@click.option("--where", metavar="L,T,R,B", help="Where plus words go: a box in pixels, or a mask's file.")
-@with_options(*SETTINGS)
-@click.option("--prompt", help="What to ask [default: Describe this image in one sentence.].")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Longest answer.")
+@click.option("--where", metavar="L,T,R,B", help="Region for plus words: a box in pixels, or the file of a mask.")
+@with_options(*setting_options())
+@click.option("--prompt", help="The question [default: Describe this image in one sentence.].")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
+)
 @with_options(*LOADING)
-@click.option("--heatmap", type=click.Path(path_type=Path), metavar="OUT.png", help="Where each word fires.")
-@click.option("--plan", "plan_only", is_flag=True, help="Only say what would be changed.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+@click.option("--heatmap", type=click.Path(path_type=Path), metavar="OUT.png", help="Draw where each word fires.")
+@click.option("--plan", "plan_only", is_flag=True, help="Only print what would be changed.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def steer(
     image: str,
     minus: tuple[str, ...],
@@ -87,17 +52,18 @@ def steer(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Caption IMAGE (a path, or - for standard input) with some concepts taken away or put there.
+    """Caption IMAGE (a path, or - for standard input) with some concepts removed or added.
 
     \b
     elude-steer steer dog.png --minus dog
     elude-steer steer dog.png --minus dog --plus biker --heatmap where.png
     """  # noqa: D301
-    from elude_steer.models.images import open_image
+    from elude_steer.steering.settings import merge_settings
 
-    picture = open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
-    region = _region(where)
-    settings["nu"] = _nu(settings["nu"])
+    opened = open_argument(image)
+    region = _read_region(where)
+    settings["nu"] = _read_nu(settings["nu"])
+    merge_settings(settings)  # refuses wrong values before a model is loaded
     from elude_steer.models.vlm import PROMPT
     from elude_steer.steering.steerer import Steerer
 
@@ -108,7 +74,7 @@ def steer(
         click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
     result = steerer.steer(
-        picture,
+        opened,
         minus=minus,
         plus=plus,
         where=region,
@@ -122,16 +88,18 @@ def steer(
         click.echo(f"baseline: {result.baseline}", err=True)
         click.echo(result.caption)
     if heatmap is not None:
-        _save_maps(result, heatmap)
+        _save_heatmaps(result, heatmap)
 
 
 @click.command()
 @click.argument("recipes", nargs=-1, required=True)
-@click.option("--image", help="A picture in the place of the recipe's own.")
-@click.option("--atlas", help="Another atlas than the recipe's.")
+@click.option("--image", help="Use this image instead of the recipe's.")
+@click.option("--atlas", help="Use this atlas instead of the recipe's.")
 @with_options(*LOADING)
-@click.option("--report", type=click.Path(path_type=Path), metavar="OUT.html", help="One page with pictures and maps.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a page with images and maps."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def run(
     recipes: tuple[str, ...],
     image: str | None,
@@ -142,7 +110,7 @@ def run(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Run steering RECIPES (files, or names of `recipes list`): a table of settings and captions for each.
+    """Run steering RECIPES (files, or names of `recipes list`) and print a table of captions for each.
 
     \b
     elude-steer run toyland-dog toyland-train --report out.html
@@ -158,20 +126,19 @@ def run(
     steerers: dict[str, Any] = {}
     done = []
     for recipe in loaded:
-        wanted = atlas or recipe.atlas
-        if wanted not in steerers:
-            steerers[wanted] = Steerer.load(wanted, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-        ran = run_recipe(recipe, steerers[wanted], image)
-        done.append((recipe, ran))
+        name = atlas or recipe.atlas
+        if name not in steerers:
+            steerers[name] = Steerer.load(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        results = run_recipe(recipe, steerers[name], image)
+        done.append((recipe, results))
         if not as_json:
-            click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{format_table(ran)}")
-            for one in ran:
-                for told in one.missing:
-                    click.echo(f"elude-steer: note: {recipe.name}, {one.title}: {told}", err=True)
+            click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{format_table(results)}")
+            for result in results:
+                for problem in result.missing:
+                    print_note(f"{recipe.name}, {result.title}: {problem}")
     if as_json:
-        click.echo(
-            json.dumps([{"recipe": r.name, "steps": [one.to_dict() for one in ran]} for r, ran in done], indent=2)
-        )
+        rows = [{"recipe": recipe.name, "steps": [step.to_dict() for step in results]} for recipe, results in done]
+        click.echo(json.dumps(rows, indent=2))
     if report is not None:
         from elude_steer.steering.report import write_report
 
@@ -179,29 +146,139 @@ def run(
         click.echo(report, err=True)
 
 
-def show_log() -> None:
-    """Lets the library's log appear, a note a line."""
-    import logging
+@click.command()
+@click.argument("image")
+@click.option("--model", default="toyland/captioner", show_default=True, help="Hub id or folder.")
+@click.option("--prompt", help="The question [default: Describe this image in one sentence.].")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
+)
+@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or auto.")
+def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, device: str | None, dtype: str) -> None:
+    """Caption IMAGE (a path, or - for standard input) with greedy decoding.
 
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("elude-steer: note: %(message)s"))
-    log = logging.getLogger("elude_steer")
-    log.setLevel(logging.INFO)
-    log.handlers = [shown]
+    \b
+    elude-steer caption scenes/scene-0000.png
+    elude-steer caption photo.jpg --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf --device cuda
+    """  # noqa: D301
+    opened = open_argument(image)
+    from elude_steer.models.vlm import PROMPT, Vlm
+
+    hide_loading_bars()
+    vlm = Vlm.load(model, device=device, dtype=dtype)
+    click.echo(vlm.caption([opened], prompt or PROMPT, max_new_tokens)[0])
 
 
-def hide_loading_bars() -> None:
-    """Keeps transformers' bars, and what it tells developers, off the terminal."""
-    from transformers.utils import logging
+@click.command()
+@click.argument("image", required=False)
+@click.option("--minus", metavar="WORD", help="With IMAGE: the concept to remove.")
+@click.option("--plus", metavar="WORD", help="With IMAGE: the concept to add.")
+@click.option(
+    "--kind", type=click.Choice(["remove", "replace"]), default="remove", show_default=True, help="Kind of edits."
+)
+@click.option("--scenes", default="toyland:60001", show_default=True, help="Images with known objects: toyland:SEED.")
+@click.option("--coco", nargs=2, metavar="JSON FOLDER", help="COCO annotations and images, instead of scenes.")
+@click.option("--count", type=click.IntRange(min=1), default=60, show_default=True, help="Number of images.")
+@click.option("--grid", "grids", multiple=True, metavar="NAME=V,V,…", help="Values to try; may be repeated.")
+@click.option(
+    "--by",
+    type=click.Choice(["harmonic", "clean", "success", "kept"]),
+    default="harmonic",
+    show_default=True,
+    help="The measure that ranks settings.",
+)
+@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@with_options(*LOADING)
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Number of lines.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png", help="Plot success against kept.")
+@click.option(
+    "--write", type=click.Path(path_type=Path), metavar="OUT.yaml", help="With IMAGE: write the best as a recipe."
+)
+@click.option("--defaults", is_flag=True, help="Make the best settings the atlas's defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def sweep(
+    image: str | None,
+    minus: str | None,
+    plus: str | None,
+    kind: Any,
+    scenes: str,
+    coco: tuple[str, str] | None,
+    count: int,
+    grids: tuple[str, ...],
+    by: Any,
+    atlas: str,
+    model: str | None,
+    limit: int,
+    plot: Path | None,
+    write: Path | None,
+    defaults: bool,
+    as_json: bool,
+    **loading: Any,
+) -> None:
+    """Try a grid of settings on one IMAGE, or on many images with known objects, and list the best first.
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    \b
+    elude-steer sweep dog.png --minus dog --plus biker --grid beta=8,16,24 --grid kappa=20,60
+    elude-steer sweep --kind remove --grid gamma=-15,-50 --grid nu=6,12,all --plot sweep.png
+    """  # noqa: D301
+    _check_sweep_flags(image)
+    grid = _read_grid(grids)
+    from elude_steer.evaluation.edits import tune
+    from elude_steer.steering.steerer import Steerer
+
+    opened = None if image is None else open_argument(image)
+    hide_loading_bars()
+    steerer = Steerer.load(atlas, model=model, **loading)
+    if opened is not None:
+        result = tune.tune_on_image(steerer, opened, str(minus), plus, grid, by=by, write=write, path=image)
+    else:
+        result = tune.tune_on_world(steerer, kind, scenes, coco, count, grid, by=by, plot=plot, save_to_atlas=defaults)
+    click.echo(json.dumps(result.rows, indent=2) if as_json else result.table(limit))
+    for note in result.notes:
+        print_note(note)
 
 
-def _region(text: str | None) -> tuple[float, ...] | str | None:
+@click.command()
+@click.argument("recipe")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Number of the recipe's edit.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
+@click.option("--atlas", help="Use this atlas instead of the recipe's.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@with_options(*LOADING)
+def export(
+    recipe: str, out: Path, step: int, changes: tuple[str, ...], atlas: str | None, model: str | None, **loading: Any
+) -> None:
+    """Write the model with an edit of RECIPE in its weights to the folder OUT, as a Hugging Face checkpoint.
+
+    \b
+    elude-steer export toyland-cats steered-model --step 3
+    """  # noqa: D301
+    from elude_steer.errors import SpecError
+    from elude_steer.recipe_files import load_recipe
+    from elude_steer.utils.yaml_schema import override
+
+    loaded = load_recipe(recipe)
+    if step > len(loaded.steps):
+        raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
+    chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
+    from elude_steer.steering.export import export
+    from elude_steer.steering.run_recipe import step_settings
+    from elude_steer.steering.steerer import Steerer
+
+    hide_loading_bars()
+    steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
+    plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **step_settings(chosen))
+    click.echo(export(steerer, plan, out))
+
+
+def _read_region(text: str | None) -> tuple[float, ...] | str | None:
+    """The box or the mask's file of --where."""
     from elude_steer.errors import SpecError
 
-    if text is None or os.path.isfile(text):  # noqa: PTH113, a text that is too long for a name is no file
+    if text is None or os.path.isfile(text):  # noqa: PTH113, Path raises on a text that is too long for a name
         return text
     try:
         numbers = tuple(float(part) for part in text.split(","))
@@ -209,18 +286,18 @@ def _region(text: str | None) -> tuple[float, ...] | str | None:
         numbers = ()
     if len(numbers) != 4:
         raise SpecError(
-            f"--where is '{text}'; it is a box in pixels (left,top,right,bottom, such as 10,20,60,80), or "
-            "the file of a picture that is white where the words go."
+            f"--where is '{text}'; give a box in pixels (left,top,right,bottom, such as 10,20,60,80), or "
+            "the file of an image that is white where the words go."
         )
     return numbers
 
 
-def _nu(text: str | None) -> int | str | None:
+def _read_nu(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
 
 
-def _save_maps(result: Any, path: Path) -> None:
-    """One picture with the maps of all words side by side."""
+def _save_heatmaps(result: Any, path: Path) -> None:
+    """Write one image with the heatmaps of all words side by side."""
     import io
 
     from PIL import Image
@@ -228,14 +305,80 @@ def _save_maps(result: Any, path: Path) -> None:
     from elude_steer.utils.files import write_file
     from elude_steer.utils.plotting import add_title
 
-    maps = [add_title(result.heatmap(word), word) for word in result.maps]
-    if not maps:
+    heatmaps = [add_title(result.heatmap(word), word) for word in result.maps]
+    if not heatmaps:
         return
-    sheet = Image.new("RGB", (sum(one.width for one in maps), max(one.height for one in maps)), "white")
+    sheet = Image.new("RGB", (sum(one.width for one in heatmaps), max(one.height for one in heatmaps)), "white")
     left = 0
-    for one in maps:
-        sheet.paste(one, (left, 0))
-        left += one.width
+    for heatmap in heatmaps:
+        sheet.paste(heatmap, (left, 0))
+        left += heatmap.width
     data = io.BytesIO()
     sheet.save(data, "PNG")
     write_file(path, lambda file: file.write(data.getvalue()))
+
+
+def _check_sweep_flags(image: str | None) -> None:
+    """Refuse the flags for many images if there is an IMAGE, and those for one image if there is none."""
+    from elude_steer.errors import SpecError
+
+    typed = _typed_flags()
+    if image is None:
+        if "--write" in typed:
+            raise SpecError(
+                "--write makes a recipe for one image, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD "
+                "--write OUT.yaml`; to keep the best settings for many images, use --defaults."
+            )
+        flags = [flag for flag in typed if flag in ("--minus", "--plus")]
+        if flags:
+            raise SpecError(
+                f"{_flags_are(flags)} for one image, and there is no IMAGE: `elude-steer sweep IMAGE --minus WORD`; "
+                "without it, the objects of each image are taken: `elude-steer sweep --kind remove`."
+            )
+        return
+    flags = [flag for flag in typed if flag in ("--kind", "--scenes", "--coco", "--count", "--plot", "--defaults")]
+    if flags:
+        raise SpecError(
+            f"{_flags_are(flags)} for many images, and '{image}' is one: `elude-steer sweep {image} --minus WORD`, or "
+            f"leave out the image: `elude-steer sweep {flags[0]} …`."
+        )
+    if "--minus" not in typed:
+        raise SpecError(f"name the concept to remove: `elude-steer sweep {image} --minus WORD`.")
+
+
+def _typed_flags() -> list[str]:
+    """The flags on the command line, in the order of the help."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [p.opts[0] for p in context.command.params if context.get_parameter_source(str(p.name)) is typed]
+
+
+def _flags_are(flags: list[str]) -> str:
+    """`--plot is`, `--kind and --plot are`."""
+    return f"{flags[0]} is" if len(flags) == 1 else f"{', '.join(flags[:-1])} and {flags[-1]} are"
+
+
+def _read_grid(texts: tuple[str, ...]) -> dict[str, list[Any]] | None:
+    """Settings and their values; None takes the default grid of the kind of edit."""
+    from elude_steer.errors import SpecError
+
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not values:
+            raise SpecError(f"--grid is '{text}'; give a setting and its values: gamma=-15,-50.")
+        if name in grid:
+            raise SpecError(f"--grid {name} is given twice; put all its values in one: --grid {name}=V,V.")
+        grid[name] = [_read_value(value.strip()) for value in values.split(",")]
+    return grid or None
+
+
+def _read_value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -14,60 +14,47 @@ from elude_steer import toyland
 from elude_steer.cli.group import cli
 from elude_steer.errors import EludeSteerError, SpecError
 from elude_steer.steering.plan import Plan
+from tests.helpers.cli import only_error
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory):
-    """A scene with two things, and the name of the first."""
+def image(tmp_path_factory):
+    """The file of a scene with two things, and the scene."""
     scene = next(s for s in toyland.scenes(seed=50_002, n=40) if len(s.things) == 2 and s.image.size == (96, 96))
-    path = tmp_path_factory.mktemp("picture") / "scene.png"
+    path = tmp_path_factory.mktemp("image") / "scene.png"
     scene.image.save(path)
     return path, scene
 
 
-def ask(*arguments, **options):
+def invoke(*arguments, **options):
     return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False, **options)
 
 
-def test_steer_prints_the_caption_alone(picture):
-    path, scene = picture
-    done = ask("steer", path, "--minus", scene.objects[0])
+def test_steer_prints_the_caption_alone(image):
+    path, scene = image
+    done = invoke("steer", path, "--minus", scene.objects[0])
     assert done.exit_code == 0
     assert done.stdout.count("\n") == 1
     assert scene.objects[0] not in done.stdout.split()
     assert done.stderr.startswith("baseline: ")
 
 
-def test_steer_says_everything_as_json_and_draws(picture, tmp_path):
-    path, scene = picture
+def test_steer_prints_json_draws_heatmaps_and_prints_the_plan(image, tmp_path):
+    path, scene = image
     word = scene.objects[0]
-    done = ask("steer", "-", "--minus", word, "--heatmap", tmp_path / "h.png", "--json", input=path.read_bytes())
-    told = json.loads(done.stdout)
-    assert word in told["gone"]
-    assert told["plan"]["concepts"][0]["word"] == word
+    done = invoke("steer", "-", "--minus", word, "--heatmap", tmp_path / "h.png", "--json", input=path.read_bytes())
+    answer = json.loads(done.stdout)
+    assert word in answer["gone"]
+    assert answer["plan"]["concepts"][0]["word"] == word
     with Image.open(tmp_path / "h.png") as drawn:
         assert drawn.width > 400
-    planned = ask("steer", path, "--minus", word, "--plan")
+    planned = invoke("steer", path, "--minus", word, "--plan")
     assert planned.stdout.startswith(f"-{word}: ")
 
 
-def test_concepts_lists_finds_and_groups():
-    listed = json.loads(ask("concepts", "toyland", "--json", "--limit", "100").stdout)
-    assert {"label", "sub_units"} == set(listed[0])
-    assert "dog" in {row["label"] for row in listed}
-    found = json.loads(ask("concepts", "toyland", "--like", "puppy", "--limit", "3", "--json").stdout)
-    assert [row["label"] for row in found] == ["dog"] * 3
-    by_score = json.loads(
-        ask("concepts", "toyland", "--like", "puppy", "--limit", "3", "--by", "score", "--json").stdout
-    )
-    assert "dog" in {row["via"] for row in by_score}
-    assert "sub-units" in ask("concepts", "toyland", "--group").stdout
-    assert "more labels" in ask("concepts", "toyland", "--limit", "3").stderr
-
-
-def test_run_prints_a_table_and_writes_a_page(tmp_path):
+def test_run_prints_a_table_and_writes_a_report(tmp_path):
     page = tmp_path / "report.html"
-    done = ask("run", "toyland-dog", "toyland-train", "--report", page)
+    done = invoke("run", "toyland-dog", "toyland-train", "--report", page)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0] == "toyland-dog"
     assert "baseline" in done.stdout
@@ -76,31 +63,31 @@ def test_run_prints_a_table_and_writes_a_page(tmp_path):
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_sweep_of_one_picture_writes_a_recipe_that_runs(picture, tmp_path):
-    path, scene = picture
+def test_a_sweep_of_one_image_writes_a_recipe_that_runs(image, tmp_path):
+    path, scene = image
     recipe = tmp_path / "best.yaml"
-    done = ask(
+    done = invoke(
         "sweep", path, "--minus", scene.objects[0], "--grid", "gamma=-5,-50", "--grid", "nu=6,all", "--write", recipe
     )
     assert done.exit_code == 0
     assert len(done.stdout.splitlines()) == 5
-    again = ask("run", recipe)
+    again = invoke("run", recipe)
     assert again.stdout.splitlines()[2].endswith(done.stdout.splitlines()[1].split("  ")[-1].strip())
 
 
-def test_sweep_of_scenes_is_resumed_and_drawn(tmp_path, monkeypatch):
+def test_a_sweep_of_scenes_resumes_and_draws_a_plot(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
-    given = ("sweep", "--count", 6, "--grid", "gamma=-5,-50", "--plot", tmp_path / "p.png", "--json")
-    rows = json.loads(ask(*given).stdout)
+    arguments = ("sweep", "--count", 6, "--grid", "gamma=-5,-50", "--plot", tmp_path / "p.png", "--json")
+    rows = json.loads(invoke(*arguments).stdout)
     assert len(rows) == 2
     assert all(0 <= row["success"] <= 1 for row in rows)
-    assert json.loads(ask(*given).stdout) == rows
+    assert json.loads(invoke(*arguments).stdout) == rows
     assert (tmp_path / "p.png").exists()
 
 
-def test_sweep_tries_switches_and_words_as_such(picture):
-    path, scene = picture
-    given = (
+def test_a_sweep_reads_booleans_and_words_in_its_grid(image):
+    path, scene = image
+    arguments = (
         "sweep",
         path,
         "--minus",
@@ -111,37 +98,39 @@ def test_sweep_tries_switches_and_words_as_such(picture):
         "--dtype",
         "bfloat16",
     )
-    rows = json.loads(ask(*given, "--grid", "smooth=true,False", "--grid", "nu=all", "--grid", "mode=place").stdout)
+    rows = json.loads(
+        invoke(*arguments, "--grid", "smooth=true,False", "--grid", "nu=all", "--grid", "mode=place").stdout
+    )
     assert sorted(row["smooth"] for row in rows) == [False, True]
     assert [(row["nu"], row["mode"]) for row in rows] == [("all", "place")] * 2
 
 
-def test_sweep_without_a_grid_suits_the_edit(picture):
-    path, scene = picture
+def test_the_default_grid_depends_on_the_kind_of_edit(image):
+    path, scene = image
     other = next(w for w in toyland.OBJECTS if w not in scene.objects)
-    removed = ask("sweep", path, "--minus", scene.objects[0], "--limit", 2).stdout.splitlines()
+    removed = invoke("sweep", path, "--minus", scene.objects[0], "--limit", 2).stdout.splitlines()
     assert removed[0].split()[:3] == ["gamma", "kappa", "nu"]
     assert len(removed) == 3
-    replaced = ask("sweep", path, "--minus", scene.objects[0], "--plus", other).stdout
+    replaced = invoke("sweep", path, "--minus", scene.objects[0], "--plus", other).stdout
     assert replaced.split()[:3] == ["beta", "kappa", "nu"]
 
 
-def test_export_takes_another_atlas_copy_and_precision(tmp_path):
+def test_export_takes_another_atlas_model_and_dtype(tmp_path):
     from safetensors import safe_open
 
     recipe, out = tmp_path / "other.yaml", tmp_path / "model"
     recipe.write_text("name: other\natlas: nowhere\nsteps: [{minus: [cat]}]\n")
     flags = ("--atlas", "toyland", "--model", "toyland/captioner", "--dtype", "bfloat16")
-    done = ask("export", recipe, out, "--set", "mode=scale", "--set", "nu=all", *flags)
+    done = invoke("export", recipe, out, "--set", "mode=scale", "--set", "nu=all", *flags)
     assert done.stdout.strip() == str(out)
     with safe_open(out / "model.safetensors", "pt") as saved:
         assert {saved.get_slice(key).get_dtype() for key in saved.keys()} == {"BF16"}  # noqa: SIM118
 
 
-def test_an_exported_model_needs_nothing_of_ours(tmp_path):
+def test_an_exported_model_runs_without_this_package(tmp_path):
     """In a process where elude_steer cannot be imported it says what the steered model says, on 100 scenes."""
     out = tmp_path / "model"
-    done = ask("export", "toyland-cats", out, "--set", "mode=scale", "--set", "nu=all", "--step", 1)
+    done = invoke("export", "toyland-cats", out, "--set", "mode=scale", "--set", "nu=all", "--step", 1)
     assert done.exit_code == 0, done.output
     scenes = list(toyland.scenes(seed=50_003, n=100))
     folder = tmp_path / "scenes"
@@ -184,43 +173,58 @@ print(json.dumps(said))
 """
 
 
+def test_caption_works_with_any_model(run, tiny_llava, image_folder, tmp_path):
+    image = next(image_folder.glob("*.png"))
+    code, out, _ = run("caption", image, "--model", tiny_llava, "--max-new-tokens", "4")
+    assert code == 0
+    assert 1 <= len(out.split()) <= 4
+    (tmp_path / "text.png").write_text("no image")
+    for source, text in (
+        (tmp_path / "text.png", "cannot be read as an image: no image in a format that Pillow knows"),
+        (tmp_path / "none.png", "cannot be read: No such file or directory; check the path"),
+    ):
+        code, _, err = run("caption", source, "--model", tiny_llava)
+        assert code == 1
+        assert text in only_error(err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("steer", "none.png", "--minus", "dog"), "'none.png' cannot be read"),
-        (("steer", "{picture}", "--minus", " "), "a concept is a word"),
+        (("steer", "{image}", "--minus", " "), "a concept is a word"),
         (
-            ("steer", "{picture}", "--minus", "dog", "--kappa", "0"),
+            ("steer", "{image}", "--minus", "dog", "--kappa", "0"),
             "kappa: must be a whole number of at least 1, not 0",
         ),
         (
-            ("steer", "{picture}", "--minus", "dog", "--nu", "-1"),
+            ("steer", "{image}", "--minus", "dog", "--nu", "-1"),
             "nu: must be a whole number of at least 1 or all, not -1",
         ),
-        (("steer", "{picture}", "--minus", "dog", "--gamma", "nan"), "gamma: must be a finite number, not nan"),
-        (("steer", "{picture}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
-        (("steer", "{picture}", "--plus", "dog", "--mode", "place"), "can only be placed somewhere"),
-        (("steer", "{picture}", "--plus", "dog", "--mode", "place", "--where", "1,2,3"), "--where is '1,2,3'"),
-        (("steer", "{picture}", "--minus", "dog", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
+        (("steer", "{image}", "--minus", "dog", "--gamma", "nan"), "gamma: must be a finite number, not nan"),
+        (("steer", "{image}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
+        (("steer", "{image}", "--plus", "dog", "--mode", "place"), "can only be placed somewhere"),
+        (("steer", "{image}", "--plus", "dog", "--mode", "place", "--where", "1,2,3"), "--where is '1,2,3'"),
+        (("steer", "{image}", "--minus", "dog", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("run", "toyland-dgo"), "Did you mean 'toyland-dog'?"),
         (("run", "llava-dog"), "Atlas|no atlas"),
         (("export", "toyland-dog", "{folder}/x", "--set", "mode=place"), "only an edit of every patch can be weights"),
         (("export", "toyland-dog", "{folder}/x", "--step", "9"), "has 2 edits, not 9"),
-        (("sweep", "{picture}"), "say what should go"),
-        (("sweep", "{picture}", "--plus", "dog"), "say what should go"),
+        (("sweep", "{image}"), "name the concept to remove"),
+        (("sweep", "{image}", "--plus", "dog"), "name the concept to remove"),
         (("sweep", "--write", "x.yaml"), "there is no IMAGE: `elude-steer sweep IMAGE --minus WORD --write OUT.yaml`"),
-        (("sweep", "--minus", "dog"), "--minus is for one picture, and there is no IMAGE: `elude-steer sweep IMAGE"),
-        (("sweep", "--plus", "dog", "--minus", "cat"), "^--minus and --plus are for one picture"),
-        (("sweep", "{picture}", "--minus", "dog", "--plot", "p.png"), "^--plot is for many pictures, and '.*' is one"),
-        (("sweep", "{picture}", "--minus", "dog", "--defaults"), "^--defaults is for many pictures"),
-        (("sweep", "{picture}", "--minus", "dog", "--kind", "remove"), "^--kind is for many pictures"),
-        (("sweep", "{picture}", "--scenes", "toyland:1", "--coco", "a", "b"), "^--scenes and --coco are for many"),
+        (("sweep", "--minus", "dog"), "--minus is for one image, and there is no IMAGE: `elude-steer sweep IMAGE"),
+        (("sweep", "--plus", "dog", "--minus", "cat"), "^--minus and --plus are for one image"),
+        (("sweep", "{image}", "--minus", "dog", "--plot", "p.png"), "^--plot is for many images, and '.*' is one"),
+        (("sweep", "{image}", "--minus", "dog", "--defaults"), "^--defaults is for many images"),
+        (("sweep", "{image}", "--minus", "dog", "--kind", "remove"), "^--kind is for many images"),
+        (("sweep", "{image}", "--scenes", "toyland:1", "--coco", "a", "b"), "^--scenes and --coco are for many"),
         (
-            ("sweep", "{picture}", "--count", "60"),
-            "^--count is for .* leave out the picture: `elude-steer sweep --coun",
+            ("sweep", "{image}", "--count", "60"),
+            "^--count is for .* leave out the image: `elude-steer sweep --coun",
         ),
-        (("sweep", "{picture}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
-        (("sweep", "--grid", "gamma"), "--grid is 'gamma'; it is a setting and its values: gamma=-15,-50"),
+        (("sweep", "{image}", "--minus", "dog", "--plus", "dog"), "is in minus and in plus"),
+        (("sweep", "--grid", "gamma"), "--grid is 'gamma'; give a setting and its values: gamma=-15,-50"),
         (("sweep", "--grid", "nu=6", "--grid", "nu=all"), "--grid nu is given twice; put all its values in one"),
         (("sweep", "--grid", "kappa=true"), "kappa: must be a whole number of at least 1, not True"),
         (("sweep", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
@@ -230,16 +234,16 @@ print(json.dumps(said))
         (("concepts", "toyland", "--like", " "), "a concept is a word"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message, picture, tmp_path, monkeypatch):
+def test_each_mistake_is_one_line(arguments, message, image, tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
-    given = [a.format(picture=picture[0], folder=tmp_path) for a in arguments]
+    typed = [a.format(image=image[0], folder=tmp_path) for a in arguments]
     with pytest.raises(EludeSteerError) as caught:
-        ask(*given)
+        invoke(*typed)
     assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
 
 
-# Where
+# The region of --where
 
 
 def masked(path, mask):
@@ -248,39 +252,39 @@ def masked(path, mask):
 
 
 @pytest.mark.parametrize("given", ["file", "box"])
-def test_where_is_what_it_is_in_python(steerer, picture, tmp_path, given):
-    path, scene = picture
+def test_where_means_the_same_as_in_python(steerer, image, tmp_path, given):
+    path, scene = image
     mask = np.zeros((96, 96), bool)
     mask[50:90, 8:60] = True
     file = masked(tmp_path / "a mask.png", mask)
     option, where = {"file": (file, mask), "box": ("8,50,60,90", (8, 50, 60, 90))}[given]
-    done = ask("steer", path, "--minus", scene.objects[0], "--plus", "boat", "--where", option, "--json")
-    told = json.loads(done.stdout)
+    done = invoke("steer", path, "--minus", scene.objects[0], "--plus", "boat", "--where", option, "--json")
+    answer = json.loads(done.stdout)
     result = steerer.steer(path, minus=[scene.objects[0]], plus=["boat"], where=where)
-    assert told["caption"] == result.caption
-    assert Plan.from_dict(told["plan"]) == result.plan
-    assert (told["plan"]["where"]["mask"] is None) is (given == "box")
+    assert answer["caption"] == result.caption
+    assert Plan.from_dict(answer["plan"]) == result.plan
+    assert (answer["plan"]["where"]["mask"] is None) is (given == "box")
 
 
 @pytest.mark.parametrize("where", ["nonsense", "none.png", "1,2,3", "1,2,3,x", "", "{folder}"])
-def test_a_where_that_is_neither_box_nor_file_is_one_line(picture, tmp_path, where):
+def test_a_region_that_is_neither_box_nor_file_is_refused(image, tmp_path, where):
     where = where.format(folder=tmp_path)
-    said = rf"^--where is '{re.escape(where)}'; it is a box in pixels \(left,top,right,bottom, .*\), or the file of a"
-    with pytest.raises(SpecError, match=said) as caught:
-        ask("steer", picture[0], "--plus", "dog", "--where", where)
+    message = rf"^--where is '{re.escape(where)}'; give a box in pixels \(left,top,right,bottom, .*\), or the file of a"
+    with pytest.raises(SpecError, match=message) as caught:
+        invoke("steer", image[0], "--plus", "dog", "--where", where)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: path.write_text("no picture"), r"mask\.png' cannot be read as an image"),
+        (lambda path: path.write_text("no image"), r"mask\.png' cannot be read as an image"),
         (lambda path: masked(path, np.zeros((4, 4), bool)), "the mask marks nothing"),
     ],
 )
-def test_a_file_that_is_no_mask_is_one_line(picture, tmp_path, write, message):
+def test_a_file_that_is_no_mask_is_refused(image, tmp_path, write, message):
     path = tmp_path / "mask.png"
     write(path)
     with pytest.raises(EludeSteerError, match=message) as caught:
-        ask("steer", picture[0], "--minus", "dog", "--plus", "cat", "--where", path, "--plan")
+        invoke("steer", image[0], "--minus", "dog", "--plus", "cat", "--where", path, "--plan")
     assert "\n" not in str(caught.value)

@@ -1,0 +1,41 @@
+"""The command that builds an atlas."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from elude_steer.cli.options import hide_loading_bars, show_log
+
+
+@click.command()
+@click.argument("spec")
+@click.option("--images", help="Probing images: a folder, a text file with one path per line, or hf:DATASET.")
+@click.option(
+    "--out", type=click.Path(), help="Folder of the atlas [default: its name under ELUDE_STEER_HOME/atlases]."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the spec: clusters.top_k=5000.")
+@click.option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")
+@click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: 1, or torchrun's].")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads per process, one core each [default: all cores].")
+@click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
+@click.option("--quiet", is_flag=True, help="Show no progress and no times.")
+def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Build the atlas of SPEC, a YAML file or a shipped recipe. Run it again to resume after an interruption.
+
+    \b
+    elude-steer build llava-onevision-0.5b --images photos/ --set clusters.top_k=5000 --out my-atlas
+    torchrun --nproc_per_node 4 -m elude_steer build dinov2-base-layer12 --images imagenet/train
+    """  # noqa: D301
+    from elude_steer.atlas.build.pipeline import build
+
+    if options["quiet"] or not sys.stderr.isatty():
+        hide_loading_bars()
+    if not options["quiet"]:
+        show_log()
+    atlas = build(spec, settings=settings, **options)
+    if int(os.environ.get("RANK", "0")) == 0:
+        click.echo(atlas.folder)

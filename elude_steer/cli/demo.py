@@ -1,0 +1,59 @@
+"""The command that opens the demo page."""
+
+from __future__ import annotations
+
+import click
+
+from elude_steer.cli.options import LOADING, hide_loading_bars, with_options
+
+
+@click.command()
+@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
+@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@with_options(*LOADING)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to serve; the default is this machine alone."
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="[default: the first free one from 7860 on]")
+@click.option("--share", is_flag=True, help="Get a public address, through Gradio's servers.")
+@click.option("--auth", metavar="NAME:PASSWORD", help="Ask visitors for this name and password.")
+@click.option("--no-browser", is_flag=True, help="Do not open a browser.")
+def demo(
+    atlas: str,
+    model: str | None,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool | None,
+    host: str,
+    port: int | None,
+    share: bool,
+    auth: str | None,
+    no_browser: bool,
+) -> None:
+    """Open a page on which to steer captions and browse an atlas (needs the extra `demo`).
+
+    \b
+    elude-steer demo
+    elude-steer demo --atlas my-atlas --device cuda --auth me:secret
+    """  # noqa: D301
+    from elude_steer.errors import SpecError
+    from elude_steer.utils import optional
+
+    name, colon, password = (auth or "").partition(":")
+    if auth is not None and not (name and colon and password):
+        raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
+    optional.require("gradio", "the demo")
+    from elude_steer.demo.launch import serve
+    from elude_steer.steering.steerer import Steerer
+
+    hide_loading_bars()
+    steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    serve(
+        steerer,
+        host=host,
+        port=port,
+        share=share,
+        auth=(name, password) if auth else None,
+        browse=not no_browser,
+        on_ready=lambda address: click.echo(address, err=True),
+    )

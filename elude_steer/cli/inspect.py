@@ -1,0 +1,223 @@
+"""The commands that show what is there: atlases, concepts, recipes, toyland, env."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from elude_steer.cli.options import hide_loading_bars, print_note, print_rows
+
+
+@click.group()
+def atlases() -> None:
+    """List, show and check local atlases."""
+
+
+@atlases.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_atlases(as_json: bool) -> None:
+    """List the atlases under ELUDE_STEER_HOME."""
+    from elude_steer.atlas.manifest import list_atlases, read_manifest
+    from elude_steer.errors import AtlasError
+    from elude_steer.utils.files import home
+
+    rows = []
+    for name, path in list_atlases():
+        try:
+            rows.append({"name": name, "path": str(path), **_summary(read_manifest(path))})
+        except AtlasError as error:  # one damaged atlas does not hide the others
+            print_note(error)
+    if not rows and not as_json:
+        click.echo(f"no atlases under {home() / 'atlases'} yet; `elude-steer build` makes one.", err=True)
+    print_rows(rows, ("name", "model", "layer", "units", "sub_units"), as_json)
+
+
+@atlases.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as JSON.")
+def show_atlas(name: str, as_json: bool) -> None:
+    """Show the model, layer and build of the atlas NAME (a folder, or a name of `atlases list`)."""
+    from elude_steer.atlas.manifest import check_files, find_atlas, read_manifest
+    from elude_steer.errors import AtlasError
+
+    folder = find_atlas(name)
+    if folder is None:
+        raise AtlasError(f"atlas '{name}' is not on this machine; download it with `elude_steer.Atlas.load('{name}')`.")
+    manifest = read_manifest(folder)
+    check_files(folder, manifest)
+    if as_json:
+        click.echo(json.dumps(manifest, indent=2, ensure_ascii=False))
+        return
+    lines = {**_summary(manifest), "images": manifest["images"], "instances": manifest["instances"]}
+    lines |= {"backend": manifest["backend"], "files": f"{len(manifest['files'])}, all as written", "folder": folder}
+    for key, value in lines.items():
+        click.echo(f"{key.replace('_', '-'):<10} {value}")
+
+
+@atlases.command("check")
+@click.argument("name")
+@click.option("--model", help="Hub id or folder [default: the model the atlas was built for].")
+@click.option("--revision", help="Revision of the model [default: the one the atlas was built for].")
+def check_atlas(name: str, model: str | None, revision: str | None) -> None:
+    """Check that the atlas NAME is complete and fits its model, or another one."""
+    from dataclasses import replace
+
+    from elude_steer.atlas.atlas import Atlas
+    from elude_steer.atlas.build.pipeline import load_tower
+    from elude_steer.specs import ModelSpec
+
+    hide_loading_bars()
+    atlas = Atlas.load(name)
+    spec = ModelSpec(**atlas.about["spec"]["model"])
+    tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
+    atlas.check(tower.layer)
+    click.echo(f"{name}: complete, and made for {model or spec.id}")
+
+
+@click.command()
+@click.argument("atlas")
+@click.option("--like", metavar="WORD", help="Show the sub-units that match a word, best first.")
+@click.option(
+    "--by",
+    type=click.Choice(["label", "score"]),
+    default="label",
+    show_default=True,
+    help="Rank them by the similarity of their label, or by the score of the closest words.",
+)
+@click.option("--group", is_flag=True, help="Group redundant sub-units of different units.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Number of lines.")
+@click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def concepts(
+    atlas: str, like: str | None, by: str, group: bool, limit: int, trust_remote_code: bool | None, as_json: bool
+) -> None:
+    """List the labels of ATLAS, or the sub-units that match a word.
+
+    \b
+    elude-steer concepts toyland
+    elude-steer concepts toyland --like puppy --limit 5
+    """  # noqa: D301
+    from elude_steer.atlas.atlas import Atlas
+
+    loaded = Atlas.load(atlas)
+    labels = loaded.require_labels()
+    if like is not None:
+        matches = loaded.search(like, limit=limit, by=by, trust_remote_code=trust_remote_code)
+        rows = [match._asdict() for match in matches]
+        for row in rows:
+            row |= {"similarity": round(row["similarity"], 4), "score": round(row["score"], 4)}
+        print_rows(rows, ("sub_unit", "unit", "part", "label", "via", "similarity", "score"), as_json, header=True)
+    elif group:
+        print_rows(labels.redundant_groups()[:limit], ("sub_units", "label", "members"), as_json, header=True)
+    else:
+        rows = [{"label": label, "sub_units": count} for label, count in labels.counts.items()]
+        print_rows(rows[:limit], ("label", "sub_units"), as_json, header=True)
+        if len(rows) > limit and not as_json:
+            print_note(f"{len(rows) - limit} more labels; --limit {len(rows)} shows all.")
+
+
+@click.group()
+def toyland() -> None:
+    """Draw scenes of the small world that comes with the package."""
+
+
+@toyland.command("draw")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--count", type=click.IntRange(min=1), default=20, show_default=True, help="Number of scenes.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the scenes.")
+def draw_scenes(out: Path, count: int, seed: int) -> None:
+    """Draw scenes into the folder OUT, with their captions and contents in captions.jsonl."""
+    from elude_steer.toyland.scenes import write_scenes
+
+    click.echo(write_scenes(out, count, seed))
+
+
+@click.group()
+def recipes() -> None:
+    """List, show, copy and check recipes."""
+
+
+@recipes.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_recipes(as_json: bool) -> None:
+    """List the recipes that come with the package."""
+    from elude_steer.recipe_files import list_recipes
+
+    rows = [{**recipe._asdict(), "path": str(recipe.path)} for recipe in list_recipes()]
+    print_rows(rows, ("kind", "name", "summary"), as_json)
+
+
+@recipes.command("show")
+@click.argument("name")
+def show_recipe(name: str) -> None:
+    """Print the recipe NAME."""
+    from elude_steer.recipe_files import find_recipe
+
+    click.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes.command("copy")
+@click.argument("name")
+@click.argument("target", default=".")
+def copy_recipe(name: str, target: str) -> None:
+    """Copy the recipe NAME to TARGET (a folder or a new file), to edit it."""
+    from elude_steer.errors import StorageError
+    from elude_steer.recipe_files import find_recipe
+    from elude_steer.utils.files import write_file
+
+    source = find_recipe(name)
+    path = Path(target) / source.name if target.endswith("/") or Path(target).is_dir() else Path(target)
+    if path.exists():
+        raise StorageError(f"'{path}' already exists; give another name.")
+    data = source.read_bytes()
+    write_file(path, lambda file: file.write(data))
+    click.echo(path)
+
+
+@recipes.command("check")
+@click.argument("files", nargs=-1, required=True)
+def check_recipes(files: tuple[str, ...]) -> None:
+    """Check each of FILES (or names of shipped recipes), and report all problems."""
+    from elude_steer.errors import SpecError
+    from elude_steer.recipe_files import load_any_recipe
+
+    problems: list[str] = []
+    for name in files:
+        try:
+            load_any_recipe(name)
+            click.echo(f"{name}: valid")
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def env(as_json: bool) -> None:
+    """Show versions, extras and folders, for a bug report."""
+    import platform
+
+    from elude_steer.utils import optional
+    from elude_steer.utils.files import home
+
+    core = ("elude-steer", "torch", "transformers", "sentence-transformers", "hdbscan", "accelerate", "numpy")
+    report: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    report |= {name: optional.version(name) or "missing" for name in core}
+    report |= {f"[{extra}]": optional.is_installed(package) for package, extra in optional.EXTRAS.items()}
+    report["torchvision"] = optional.version("torchvision") or "not installed (not needed)"
+    report["ELUDE_STEER_HOME"] = str(home())
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    for key, value in report.items():
+        text = ("installed" if value else "not installed") if isinstance(value, bool) else value
+        click.echo(f"{key:<22} {text}")
+
+
+def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
+    keys = ("layer", "units", "sub_units")
+    return {"model": manifest["model"]["id"], **{key: manifest[key] for key in keys}}

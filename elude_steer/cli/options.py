@@ -1,0 +1,108 @@
+"""What the commands share: options, tables, notes, and what other libraries may print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+from elude_steer.specs import Settings
+
+LOADING = (
+    click.option("--device", help="Where to compute: cpu, cuda, mps."),
+    click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
+    click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher."),
+)
+
+
+def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options to a command, in the order of its help."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def setting_options() -> list[Callable[..., Any]]:
+    """An option for each field of `Settings`."""
+    types = get_type_hints(Settings)
+    return [_setting_option(item, types[item.name]) for item in fields(Settings)]
+
+
+def _setting_option(item: Field[Any], kind: Any) -> Callable[..., Any]:
+    name, text = item.name.replace("_", "-"), item.metadata["help"]
+    if kind is bool:
+        return click.option(f"--{name}/--no-{name}", default=None, help=text)
+    if get_origin(kind) is Literal:
+        return click.option(f"--{name}", type=click.Choice(list(get_args(kind))), help=text)
+    return click.option(f"--{name}", type=kind if kind in (int, float) else str, help=text)
+
+
+def open_argument(image: str) -> Any:
+    """Open the image of a command's argument: a path, or - for standard input."""
+    from pathlib import Path
+
+    from elude_steer.models.images import open_image
+
+    return open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
+
+
+def print_note(text: object) -> None:
+    """Print a note on stderr."""
+    click.echo(f"elude-steer: note: {text}", err=True)
+
+
+def print_progress(text: str) -> None:
+    """Print on stderr what is being done."""
+    click.echo(f"{text} …", err=True)
+
+
+def print_table(rows: Sequence[Sequence[str]], text_columns: int = sys.maxsize) -> None:
+    """Print rows in columns: the first `text_columns` are aligned left, the others, which are numbers, right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cell.ljust(width) if n < text_columns else cell.rjust(width) for n, (cell, width) in pairs]
+        click.echo("  ".join(cells).rstrip())
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_json: bool, header: bool = False) -> None:
+    """Print some columns of rows as a table, or everything as JSON."""
+    if as_json:
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    if header and cells:
+        cells.insert(0, [column.replace("_", "-") for column in columns])
+    print_table(cells)
+
+
+def format_number(value: float | None) -> str:
+    """A number with four digits, or nothing."""
+    return "" if value is None else f"{value:,.4g}"
+
+
+def show_log() -> None:
+    """Show the library's log on stderr, one note per line."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("elude-steer: note: %(message)s"))
+    log = logging.getLogger("elude_steer")
+    log.setLevel(logging.INFO)
+    log.handlers = [handler]
+
+
+def hide_loading_bars() -> None:
+    """Hide the progress bars of transformers and its messages for developers."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

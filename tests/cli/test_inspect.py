@@ -1,0 +1,84 @@
+import json
+
+from tests.helpers.atlases import make_atlas
+from tests.helpers.cli import only_error
+from tests.helpers.tiny import save_llava
+
+
+def test_an_atlas_is_built_listed_and_shown(run, spec_file, image_folder, tmp_path):
+    code, out, err = run("build", spec_file, "--images", image_folder)
+    assert (code, out.strip()) == (0, str(tmp_path / "home" / "atlases" / "tiny"))
+    assert "Traceback" not in err
+    code, out, _ = run("atlases", "list")
+    assert out.split()[:1] == ["tiny"]
+    code, out, _ = run("atlases", "list", "--json")
+    assert json.loads(out)[0]["units"] == 16
+    code, out, _ = run("atlases", "show", "tiny")
+    assert "instances  320" in out
+    assert "all as written" in out
+    code, out, _ = run("atlases", "show", "tiny", "--json")
+    assert json.loads(out)["spec"]["clusters"]["top_k"] == 200
+
+
+def test_a_damaged_atlas_is_named_in_one_line(run, tmp_path):
+    folder = make_atlas().save(tmp_path / "a")
+    data = (folder / "references.safetensors").read_bytes()
+    (folder / "references.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+    code, _, err = run("atlases", "show", folder)
+    assert code == 1
+    assert "is damaged: 'references.safetensors' has changed since it was written" in only_error(err)
+
+
+def test_a_damaged_atlas_does_not_hide_the_others(run, tmp_path):
+    make_atlas().save(tmp_path / "home" / "atlases" / "good")
+    bad = make_atlas().save(tmp_path / "home" / "atlases" / "bad")
+    (bad / "manifest.json").write_text("{}")
+    code, out, err = run("atlases", "list")
+    assert code == 0
+    assert out.split()[0] == "good"
+    assert "bad' is damaged" in err
+
+
+def test_an_atlas_is_checked_against_its_model_and_another(run, spec_file, image_folder, tmp_path):
+    run("build", spec_file, "--images", image_folder, "--out", tmp_path / "a")
+    code, out, _ = run("atlases", "check", tmp_path / "a")
+    assert code == 0
+    assert "complete, and made for" in out
+    other = save_llava(tmp_path / "other", seed=1)
+    code, _, err = run("atlases", "check", tmp_path / "a", "--model", other)
+    assert code == 1
+    assert "was built for other weights of this layer" in only_error(err)
+
+
+def test_concepts_are_listed_found_and_grouped(run):
+    listed = json.loads(run("concepts", "toyland", "--json", "--limit", "100")[1])
+    assert {"label", "sub_units"} == set(listed[0])
+    assert "dog" in {row["label"] for row in listed}
+    found = json.loads(run("concepts", "toyland", "--like", "puppy", "--limit", "3", "--json")[1])
+    assert [row["label"] for row in found] == ["dog"] * 3
+    by_score = json.loads(run("concepts", "toyland", "--like", "puppy", "--limit", "3", "--by", "score", "--json")[1])
+    assert "dog" in {row["via"] for row in by_score}
+    assert "sub-units" in run("concepts", "toyland", "--group")[1]
+    assert "more labels" in run("concepts", "toyland", "--limit", "3")[2]
+
+
+def test_recipes_can_be_listed_shown_copied_and_checked(run, tmp_path):
+    code, out, _ = run("recipes", "list")
+    assert code == 0
+    assert "llava-onevision-0.5b" in out
+    assert len(json.loads(run("recipes", "list", "--json")[1])) >= 11
+    code, out, _ = run("recipes", "show", "dinov2-base-layer12")
+    assert "top_k: 400000" in out
+    code, out, _ = run("recipes", "copy", "dinov2-base-layer12", tmp_path)
+    assert (tmp_path / "dinov2-base-layer12.yaml").read_text() in run("recipes", "show", "dinov2-base-layer12")[1]
+    code, out, err = run("recipes", "copy", "dinov2-base-layer12", tmp_path)
+    assert "already exists" in only_error(err)
+    code, out, _ = run("recipes", "check", tmp_path / "dinov2-base-layer12.yaml")
+    assert (code, out.strip().endswith("valid")) == (0, True)
+
+
+def test_env_lists_versions_extras_and_folders(run):
+    code, out, _ = run("env")
+    assert code == 0
+    assert "ELUDE_STEER_HOME" in out
+    assert json.loads(run("env", "--json")[1])["[demo]"] in (True, False)
