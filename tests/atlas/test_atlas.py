@@ -25,7 +25,7 @@ def atlas(layer):
     return make_atlas(layer=layer)
 
 
-def test_what_is_saved_is_loaded(atlas, tmp_path):
+def test_an_atlas_survives_saving_and_loading(atlas, tmp_path):
     loaded = Atlas.load(atlas.save(tmp_path / "a"))
     assert torch.equal(loaded.members(), atlas.members())
     for name in ("units", "rho", "sizes"):
@@ -41,15 +41,15 @@ def test_what_is_saved_is_loaded(atlas, tmp_path):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
-def test_sub_units_and_their_weights(atlas, layer):
+def test_weights_of_sub_units_equal_those_of_the_split_layer(atlas, layer):
     assert [list(atlas.sub_units_of(unit)) for unit in (0, 1, 5)] == [[0], [1, 2, 3], [12]]
     with pytest.raises(AtlasError, match="has units 0 to 5, not 6"):
         atlas.sub_units_of(6)
     split = SplitLinear(layer, atlas.members(), atlas.units)
-    wanted = [7, 2, 2, 12]
-    weight, bias = atlas.parameters(wanted, layer.weight.detach(), layer.bias.detach())
-    assert torch.equal(weight, split.weight[wanted])
-    assert torch.equal(bias, split.bias[wanted])
+    numbers = [7, 2, 2, 12]
+    weight, bias = atlas.parameters(numbers, layer.weight.detach(), layer.bias.detach())
+    assert torch.equal(weight, split.weight[numbers])
+    assert torch.equal(bias, split.bias[numbers])
     assert weight.shape == (4, 21)
 
 
@@ -72,7 +72,7 @@ def test_an_atlas_of_other_weights_is_refused(atlas, layer):
         atlas.check(nn.Linear(21, 6))
 
 
-def test_a_flipped_byte_in_any_file_is_noticed(atlas, tmp_path):
+def test_a_flipped_byte_in_any_file_is_found(atlas, tmp_path):
     folder = atlas.save(tmp_path / "a")
     files = [path for path in folder.iterdir() if path.is_file()]
     assert len(files) == 5
@@ -86,7 +86,7 @@ def test_a_flipped_byte_in_any_file_is_noticed(atlas, tmp_path):
     Atlas.load(folder)
 
 
-def test_missing_things(atlas, tmp_path, monkeypatch):
+def test_missing_files_and_atlases_are_explained(atlas, tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
     folder = atlas.save(tmp_path / "home" / "atlases" / "small")
     assert len(Atlas.load("small")) == 13
@@ -100,7 +100,7 @@ def test_missing_things(atlas, tmp_path, monkeypatch):
         Atlas.load(tmp_path / "empty")
 
 
-def test_another_format_says_so(atlas, tmp_path):
+def test_another_format_is_refused(atlas, tmp_path):
     from elude_steer.atlas import manifest
 
     folder = atlas.save(tmp_path / "a")
@@ -112,7 +112,7 @@ def test_another_format_says_so(atlas, tmp_path):
         Atlas.load(folder)
 
 
-def test_saving_that_fails_leaves_nothing_or_the_old(atlas, tmp_path, monkeypatch):
+def test_a_failed_save_leaves_nothing_or_the_old_atlas(atlas, tmp_path, monkeypatch):
     from elude_steer.atlas import atlas as module
 
     def full(*_):
@@ -132,7 +132,7 @@ def test_saving_that_fails_leaves_nothing_or_the_old(atlas, tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_read_only_place_is_one_line(atlas, tmp_path):
+def test_a_folder_that_cannot_be_written_is_explained(atlas, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         atlas.save(tmp_path / "file" / "a")
@@ -154,7 +154,7 @@ except AtlasError as error:
 """
 
 
-def test_push_and_pull(atlas, tmp_path):
+def test_an_atlas_is_pushed_to_the_hub_and_loaded_from_it(atlas, tmp_path):
     folder = atlas.save(tmp_path / "a")
     with serve_hub(tmp_path / "hub") as endpoint:
         # The library reads its endpoint when it is imported, so this takes a process of its own.
@@ -169,7 +169,7 @@ def test_push_and_pull(atlas, tmp_path):
         atlas.push_to_hub("me/small")
 
 
-def test_nothing_of_the_users_is_ever_replaced(atlas, tmp_path, monkeypatch):
+def test_files_of_the_user_are_never_replaced(atlas, tmp_path, monkeypatch):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years")
@@ -207,13 +207,13 @@ def test_a_save_killed_between_its_two_renames_is_undone(atlas, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("wanted", [[-1], [13], [0, 99]])
-def test_sub_units_that_are_not_there(atlas, layer, wanted):
+@pytest.mark.parametrize("numbers", [[-1], [13], [0, 99]])
+def test_missing_sub_units_are_refused(atlas, layer, numbers):
     with pytest.raises(AtlasError, match="has sub-units 0 to 12, not"):
-        atlas.parameters(wanted, layer.weight.detach(), layer.bias.detach())
+        atlas.parameters(numbers, layer.weight.detach(), layer.bias.detach())
 
 
-def test_no_sub_units_and_the_weight_of_a_convolution(atlas, layer):
+def test_parameters_of_no_sub_units_and_of_a_convolution(atlas, layer):
     weight, bias = layer.weight.detach(), layer.bias.detach()
     assert [tuple(t.shape) for t in atlas.parameters([], weight, bias)] == [(0, 21), (0,)]
     assert torch.equal(atlas.parameters([3], weight[:, :, None, None], bias)[0], atlas.parameters([3], weight, bias)[0])

@@ -14,7 +14,7 @@ def test_ranking_by_label_breaks_ties_by_score_then_index():
     assert rank_sub_units(np.array([0.9, 0.5, 0.1]), words, scores, kappa=2).sub_units.tolist() == [2, 0]
 
 
-def test_ranking_by_score_looks_at_every_place_of_the_list():
+def test_ranking_by_score_uses_all_words_of_a_sub_unit():
     words = np.array([[0, 1], [1, 0], [2, 1], [2, 3]])
     scores = np.array([[5.0, 1], [9, 8], [7, 6], [9, 1]])
     found = rank_sub_units(np.array([0.9, 0.5, 0.1, 0.0]), words, scores, kappa=10, by="score")
@@ -26,7 +26,7 @@ def test_ranking_by_score_looks_at_every_place_of_the_list():
         rank_sub_units(np.array([0.9]), words, scores, kappa=1, by="rank")
 
 
-def test_groups_join_other_units_and_never_chain():
+def test_groups_take_in_other_units_only_and_do_not_chain():
     correlations = np.array([
         [1.0, 0.9, 0.1, 0.9],
         [0.9, 1.0, 0.9, 0.0],
@@ -41,6 +41,6 @@ def test_groups_join_other_units_and_never_chain():
 @pytest.mark.parametrize(
     ("word", "message"), [("  ", "a concept is a word, not '  '"), (3, "not a int"), (["dog"], "not a list")]
 )
-def test_what_is_no_word(word, message):
+def test_a_concept_that_is_not_a_word_is_refused(word, message):
     with pytest.raises(SpecError, match=message):
         normalize_word(word)

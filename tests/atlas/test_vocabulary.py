@@ -9,13 +9,13 @@ from elude_steer.errors import MissingPackageError, SpecError
 from elude_steer.toyland.world import CONCEPTS
 
 
-def written(folder, data):
+def write_words(folder, data):
     path = folder / "words.txt"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path
 
 
-def test_the_lists_that_come_with_the_package():
+def test_shipped_lists_are_stored_as_they_are_read():
     shipped = shipped_vocabularies()
     assert {"nouns", "toyland"} <= set(shipped)
     for name, path in shipped.items():
@@ -24,11 +24,11 @@ def test_the_lists_that_come_with_the_package():
         assert words == read_vocabulary(path)
 
 
-def test_toyland():
+def test_the_toyland_list_holds_its_concepts():
     assert read_vocabulary("toyland") == list(CONCEPTS)
 
 
-def test_nouns():
+def test_the_list_of_nouns():
     words = read_vocabulary("nouns")
     assert 3000 <= len(words) <= 6000
     assert words == sorted(words)
@@ -66,71 +66,71 @@ def test_nouns():
         ("Turkey\nturkey\n", ["Turkey", "turkey"]),
     ],
 )
-def test_any_text_file(tmp_path, text, words):
-    assert read_vocabulary(written(tmp_path, text)) == words
+def test_a_text_file_is_read_line_by_line(tmp_path, text, words):
+    assert read_vocabulary(write_words(tmp_path, text)) == words
 
 
-def test_function_words_are_dropped_only_when_asked(tmp_path):
-    path = written(tmp_path, "The\ndog\nof\nhave\nto the lighthouse\n")
+def test_function_words_are_dropped_on_request(tmp_path):
+    path = write_words(tmp_path, "The\ndog\nof\nhave\nto the lighthouse\n")
     assert read_vocabulary(path) == ["The", "dog", "of", "have", "to the lighthouse"]
     assert read_vocabulary(path, stop_words=True) == ["dog", "to the lighthouse"]
     assert read_vocabulary("toyland", stop_words=True) == list(CONCEPTS)
     assert not FUNCTION_WORDS & set(CONCEPTS)
 
 
-def test_a_name_of_ours_is_no_file_and_a_folder_makes_it_one(tmp_path, monkeypatch):
+def test_a_shipped_name_wins_unless_a_folder_is_given(tmp_path, monkeypatch):
     (tmp_path / "toyland").write_text("castle\n")
     monkeypatch.chdir(tmp_path)
     assert read_vocabulary("toyland") == list(CONCEPTS)
     assert read_vocabulary("./toyland") == ["castle"]
 
 
-def test_a_home_folder(tmp_path, monkeypatch):
-    written(tmp_path, "castle\n")
+def test_a_path_in_the_home_folder(tmp_path, monkeypatch):
+    write_words(tmp_path, "castle\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert read_vocabulary("~/words.txt") == ["castle"]
 
 
-CURE = r"give a text file with one concept per line, or one of 'nouns', 'toyland'\."
+ADVICE = r"give a text file with one concept per line, or one of 'nouns', 'toyland'\."
 
 
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("noun", rf"vocabulary 'noun' cannot be read \(No such file or directory\); {CURE} Did you mean 'nouns'\?$"),
-        ("/no/such/file.txt", rf"'/no/such/file.txt' cannot be read \(No such file or directory\); {CURE}$"),
-        ("", rf"vocabulary '' cannot be read \(Is a directory\); {CURE}$"),
+        ("noun", rf"vocabulary 'noun' cannot be read \(No such file or directory\); {ADVICE} Did you mean 'nouns'\?$"),
+        ("/no/such/file.txt", rf"'/no/such/file.txt' cannot be read \(No such file or directory\); {ADVICE}$"),
+        ("", rf"vocabulary '' cannot be read \(Is a directory\); {ADVICE}$"),
     ],
 )
-def test_no_such_list(source, text):
+def test_a_missing_list_is_explained(source, text):
     with pytest.raises(SpecError, match=text):
         read_vocabulary(source)
 
 
-def test_a_folder(tmp_path):
-    with pytest.raises(SpecError, match=rf"cannot be read \(Is a directory\); {CURE}"):
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=rf"cannot be read \(Is a directory\); {ADVICE}"):
         read_vocabulary(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", " \t\r\n", "\ufeff"])
-def test_an_empty_list(tmp_path, text):
-    with pytest.raises(SpecError, match=rf"words.txt' is empty; {CURE}"):
-        read_vocabulary(written(tmp_path, text))
+def test_an_empty_list_is_refused(tmp_path, text):
+    with pytest.raises(SpecError, match=rf"words.txt' is empty; {ADVICE}"):
+        read_vocabulary(write_words(tmp_path, text))
 
 
-def test_nothing_but_function_words(tmp_path):
+def test_a_list_of_function_words_is_refused(tmp_path):
     with pytest.raises(SpecError, match="holds only function words; keep them, or add concepts"):
-        read_vocabulary(written(tmp_path, "the\nof\n"), stop_words=True)
+        read_vocabulary(write_words(tmp_path, "the\nof\n"), stop_words=True)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
-def test_not_utf8(tmp_path, encoding):
+def test_other_encodings_are_refused(tmp_path, encoding):
     with pytest.raises(SpecError, match=r"words.txt' is not UTF-8 text \(.+\); save it as UTF-8\.") as caught:
-        read_vocabulary(written(tmp_path, "Straße\nøl\n".encode(encoding)))
+        read_vocabulary(write_words(tmp_path, "Straße\nøl\n".encode(encoding)))
     assert "\n" not in str(caught.value)
 
 
-def test_no_torch_is_loaded():
+def test_reading_a_list_loads_no_torch():
     code = "import sys; from elude_steer.atlas.vocabulary import *; read_vocabulary('nouns')"
     code += "; print({'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -188,7 +188,7 @@ def sources(tmp_path):
     return wordnet, scowl
 
 
-def test_the_nouns_are_made_by_their_rule(sources, tmp_path, monkeypatch):
+def test_nouns_are_selected_by_their_rule(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(make_nouns, "WORDS", tmp_path)
     make_nouns.main(*sources)
     found = (tmp_path / "nouns.txt").read_text().split()
@@ -199,7 +199,7 @@ def test_the_nouns_are_made_by_their_rule(sources, tmp_path, monkeypatch):
     assert set(found) == expected
 
 
-def test_what_is_missing_is_said_in_one_line(sources):
+def test_a_missing_source_is_explained(sources):
     wordnet, scowl = sources
     (wordnet / "cntlist.rev").unlink()
     with pytest.raises(

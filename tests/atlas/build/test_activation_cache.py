@@ -1,39 +1,41 @@
-"""One pass of the tower serves a whole build, and changes no bit of it."""
+"""The tower runs once for each image in a build, and the cache changes no bit of the atlas."""
 
 import pytest
 import torch
+from torch import nn
 
 import elude_steer as es
 from demos.toyland import labeller
 from elude_steer.atlas.build import activation_cache, pipeline
 from elude_steer.errors import StorageError
 from elude_steer.models import vision
+from elude_steer.models.images import image_set
 from tests.helpers.tiny import save_images
 
 SPEC = """
-name: looked
+name: cached
 model: {{id: "{model}", layer: layers.1.mlp.fc2}}
-images: {{source: "{pictures}"}}
+images: {{source: "{images}"}}
 tokens: {{per_image: 6}}
 clusters: {{top_k: 120, min_cluster_size: 8}}
 labels: {{scorer: "{scorer}", vocabulary: toyland, top_k: 12}}
 """
-PICTURES = 40
+IMAGES = 40
 
 
 @pytest.fixture(scope="module")
 def folder(tiny_llava, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("looked")
+    folder = tmp_path_factory.mktemp("cached")
     labeller.save(labeller.new_model(3), folder / "scorer")
-    save_images(folder / "pictures", PICTURES)
-    text = SPEC.format(model=tiny_llava, pictures=folder / "pictures", scorer=folder / "scorer")
+    save_images(folder / "images", IMAGES)
+    text = SPEC.format(model=tiny_llava, images=folder / "images", scorer=folder / "scorer")
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """How many pictures the tower was shown."""
+def encoded_images(monkeypatch):
+    """The images that the tower has encoded."""
     seen = []
     for name in ("encode", "streams"):
         whole = getattr(vision.Tower, name)
@@ -46,37 +48,37 @@ def counted(monkeypatch):
     return seen
 
 
-def built(folder, out, *settings, **given):
+def build_files(folder, out, *settings, **given):
     es.build(folder / "spec.yaml", out=out / "atlas", work=out / "work", quiet=True, settings=settings, **given)
     return {path.name: path.read_bytes() for path in sorted((out / "atlas").iterdir()) if path.suffix == ".safetensors"}
 
 
-def test_one_pass_is_enough_and_gives_the_same_bits(folder, tmp_path, counted, monkeypatch):
-    once = built(folder, tmp_path / "once", threads=1)
-    assert len(counted) == PICTURES
-    assert not list((tmp_path / "once" / "work").glob("activations-*")), "what was kept to save time is taken away"
-    counted.clear()
-    assert built(folder, tmp_path / "thrice", "tokens.reuse=false", threads=1) == once
-    assert len(counted) == 3 * PICTURES  # tokens, streams, names
-    monkeypatch.setattr(activation_cache, "_DISK_SHARE", 0.0)  # a disk without room
-    assert built(folder, tmp_path / "full", threads=1) == once
+def test_one_pass_of_the_tower_gives_the_same_bytes_as_three(folder, tmp_path, encoded_images, monkeypatch):
+    once = build_files(folder, tmp_path / "once", threads=1)
+    assert len(encoded_images) == IMAGES
+    assert not list((tmp_path / "once" / "work").glob("activations-*")), "the cache is deleted"
+    encoded_images.clear()
+    assert build_files(folder, tmp_path / "thrice", "tokens.reuse=false", threads=1) == once
+    assert len(encoded_images) == 3 * IMAGES  # tokens, streams, labels
+    monkeypatch.setattr(activation_cache, "_DISK_SHARE", 0.0)  # no space on the disk
+    assert build_files(folder, tmp_path / "full", threads=1) == once
 
 
-def test_what_was_kept_is_used_after_an_interruption(folder, tmp_path, counted, monkeypatch):
+def test_the_cache_is_used_after_an_interruption(folder, tmp_path, encoded_images, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "pool_activations", stop)
         with pytest.raises(KeyboardInterrupt):
-            built(folder, tmp_path)
-    assert len(list((tmp_path / "work").glob("activations-*/*.safetensors"))) == PICTURES
-    seen = len(counted)
-    built(folder, tmp_path)
-    assert len(counted) == seen
+            build_files(folder, tmp_path)
+    assert len(list((tmp_path / "work").glob("activations-*/*.safetensors"))) == IMAGES
+    seen = len(encoded_images)
+    build_files(folder, tmp_path)
+    assert len(encoded_images) == seen
 
 
-def test_only_some_units_are_split(folder, tmp_path):
+def test_only_the_first_units_are_split(folder, tmp_path):
     where = {"work": tmp_path / "work", "quiet": True}
     few = es.build(folder / "spec.yaml", out=tmp_path / "few", settings=["clusters.units=5"], **where)
     counts = torch.bincount(few.units)
@@ -86,11 +88,25 @@ def test_only_some_units_are_split(folder, tmp_path):
     assert len(whole) > len(few) > few.d_out
 
 
-def test_a_disk_that_fills_up_meanwhile_only_costs_time(folder, tmp_path, monkeypatch):
-    once = built(folder, tmp_path / "once", threads=1)
+def test_a_full_disk_does_not_change_the_result(folder, tmp_path, monkeypatch):
+    once = build_files(folder, tmp_path / "once", threads=1)
 
     def full(path, tensors):
         raise StorageError(f"no room for '{path}'")
 
     monkeypatch.setattr(activation_cache, "write_tensors", full)
-    assert built(folder, tmp_path / "full", threads=1) == once
+    assert build_files(folder, tmp_path / "full", threads=1) == once
+
+
+def test_another_precision_is_the_same_from_the_tower_and_from_disk(tmp_path):
+    layer = nn.Linear(6, 4)
+    tower = vision.Tower(layer, "", layer, prepare=torch.stack)
+    items = list(image_set(list(torch.randn(3, 5, 6))).items())
+    cache = activation_cache.ActivationCache(tower, tmp_path, dtype=torch.float16)
+    new, stored = ({item.index: pair for item, pair in cache.activations(items)} for _ in range(2))
+    assert len(list(tmp_path.iterdir())) == 3
+    for index, (inputs, stream) in new.items():
+        assert inputs.dtype == stream.dtype == torch.float16
+        assert torch.equal(inputs, stored[index].inputs)
+        assert torch.equal(stream, stored[index].stream)
+    assert all(torch.equal(inputs, new[item.index].inputs) for item, inputs in cache.layer_inputs(items))

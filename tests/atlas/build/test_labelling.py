@@ -20,7 +20,7 @@ from tests.helpers.tiny import save_images
 SPEC = """
 name: named
 model: {{id: "{model}", layer: layers.1.mlp.fc2}}
-images: {{source: "{pictures}"}}
+images: {{source: "{images}"}}
 tokens: {{per_image: 6}}
 clusters: {{top_k: 120, backend: exact, min_cluster_size: 8}}
 split: {{winner_rule: gap}}
@@ -32,7 +32,7 @@ matcher: {{id: toyland/matcher}}
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory):
-    """A labeller that never learned anything: its names mean nothing, but they are as good as any to compare."""
+    """An untrained labeller: its labels mean nothing, but they can be compared."""
     folder = tmp_path_factory.mktemp("scorer")
     labeller.save(labeller.new_model(3), folder)
     return folder
@@ -41,7 +41,7 @@ def scorer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def spec(tiny_llava, image_folder, scorer, tmp_path_factory):
     path = tmp_path_factory.mktemp("spec") / "named.yaml"
-    path.write_text(SPEC.format(model=tiny_llava, pictures=image_folder, scorer=scorer), encoding="utf-8")
+    path.write_text(SPEC.format(model=tiny_llava, images=image_folder, scorer=scorer), encoding="utf-8")
     return path
 
 
@@ -53,7 +53,7 @@ def atlas(spec, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pooled(atlas, tiny_llava, image_folder):
-    """Every sub-unit's strongest patch in every picture, the slow way: value and place, `(N, S)`."""
+    """Every sub-unit's strongest patch in every image, the slow way: value and place, `(N, S)`."""
     vlm = Vlm.load(str(tiny_llava), layer="layers.1.mlp.fc2")
     weight, bias = atlas.parameters(range(len(atlas)), vlm.layer.weight.detach(), vlm.layer.bias.detach())
     values, places = [], []
@@ -66,7 +66,7 @@ def pooled(atlas, tiny_llava, image_folder):
     return torch.stack(values), torch.stack(places), [item.id for item in items]
 
 
-def test_names_are_those_of_the_whole_matrix(atlas, pooled, image_folder, scorer):
+def test_labels_equal_those_of_the_whole_matrix(atlas, pooled, image_folder, scorer):
     items = list(image_set(image_folder).items())
     model, words = load_dual_encoder(str(scorer)), read_vocabulary("toyland")
     similarities = torch.cat([model.embed_images([item.read()[0]]) for item in items]) @ model.embed_texts(words).T
@@ -74,14 +74,14 @@ def test_names_are_those_of_the_whole_matrix(atlas, pooled, image_folder, scorer
     named = dissect(pooled[0][:, alive], similarities, Dissection(top_k=12))
     assert torch.isin(torch.from_numpy(atlas.labels.words[alive.numpy(), 0]), named.words[:, 0]).all()
     agree = atlas.labels.words[alive.numpy(), 0] == named.words[:, 0].numpy()
-    assert agree.mean() > 0.98  # a product of another shape rounds differently, and names of noise are near ties
+    assert agree.mean() > 0.98  # a product of another shape rounds differently, and labels of noise are near ties
     np.testing.assert_allclose(atlas.labels.scores[alive.numpy(), 0], named.scores[:, 0], atol=2e-3)
     assert atlas.labels.vocabulary == tuple(words)
     assert atlas.labels.about["scorer"] == str(scorer)
     assert (atlas.labels.words[~alive.numpy()] == -1).all()
 
 
-def test_references_are_the_strongest_patches_of_whole_pictures(atlas, pooled):
+def test_references_are_the_strongest_patches_of_whole_images(atlas, pooled):
     values, places, ids = pooled
     order = values.sort(dim=0, descending=True, stable=True)
     torch.testing.assert_close(atlas.references.values, order.values[:5].T, rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_references_are_the_strongest_patches_of_whole_pictures(atlas, pooled):
     assert len(atlas.unit_references.values) == atlas.d_out
 
 
-def test_the_same_bytes_again_and_from_two_processes(atlas, spec, tmp_path):
+def test_one_thread_and_two_processes_give_the_same_bytes(atlas, spec, tmp_path):
     files = {path.name: path.read_bytes() for path in atlas.folder.rglob("*") if path.is_file()}
     again = es.build(spec, out=tmp_path / "again", work=tmp_path / "w1", quiet=True, threads=1)
     assert {path.name: path.read_bytes() for path in again.folder.rglob("*") if path.is_file()} == files
@@ -103,18 +103,18 @@ def test_the_same_bytes_again_and_from_two_processes(atlas, spec, tmp_path):
     assert {path.name: path.read_bytes() for path in two.folder.rglob("*") if path.is_file()} == files
 
 
-def test_other_batches_are_other_work(spec, tmp_path):
-    """What the scorer saw lies in numbered files, cut by batches; two ways of cutting must not meet in one folder."""
-    pictures = save_images(tmp_path / "pictures", 70)
+def test_other_batch_sizes_do_not_share_files(spec, tmp_path):
+    """Image vectors are in numbered files of whole batches; two batch sizes must not share a folder."""
+    images = save_images(tmp_path / "images", 70)
     made = [
-        es.build(spec, images=pictures, out=tmp_path / f"{size}-{turn}", work=tmp_path / "work", quiet=True,
+        es.build(spec, images=images, out=tmp_path / f"{size}-{turn}", work=tmp_path / "work", quiet=True,
                  settings=[f"tokens.batch_size={size}"])
         for turn, size in enumerate((8, 48, 8))
     ]  # fmt: skip
     assert np.array_equal(made[0].labels.words, made[2].labels.words)
 
 
-def test_finished_pictures_are_not_looked_at_again(spec, tmp_path, monkeypatch):
+def test_finished_images_are_not_encoded_again(spec, tmp_path, monkeypatch):
     work = tmp_path / "work"
     first = es.build(spec, out=tmp_path / "a", work=work, quiet=True)
     calls = []
@@ -128,11 +128,11 @@ def test_finished_pictures_are_not_looked_at_again(spec, tmp_path, monkeypatch):
     assert np.array_equal(again.labels.words, first.labels.words)
 
 
-def test_thumbnails_are_of_the_pictures_referred_to(atlas):
+def test_thumbnails_show_the_reference_images(atlas):
     files = sorted((atlas.folder / "thumbnails").iterdir())
     assert [path.name for path in files] == [f"{i:06d}.jpg" for i in range(len(atlas.image_ids))]
-    with Image.open(files[0]) as picture:
-        assert max(picture.size) == 16
+    with Image.open(files[0]) as image:
+        assert max(image.size) == 16
 
 
 def test_search_and_card(atlas):
@@ -149,7 +149,7 @@ def test_search_and_card(atlas):
     assert loaded.labels.counts == atlas.labels.counts
 
 
-def test_blocks_method_and_words_can_change_without_another_look(spec, atlas, tmp_path):
+def test_another_method_or_vocabulary_reuses_pooled_activations(spec, atlas, tmp_path):
     work = tmp_path / "work"
     es.build(spec, out=tmp_path / "a", work=work, quiet=True)
     words = tmp_path / "words.txt"
@@ -162,7 +162,7 @@ def test_blocks_method_and_words_can_change_without_another_look(spec, atlas, tm
     assert len(list(work.glob("pooled-*"))) == 1
 
 
-def test_what_cannot_be_named(spec, image_folder, tmp_path):
+def test_errors_and_warnings_of_labelling(spec, image_folder, tmp_path):
     with pytest.raises(SpecError, match="a stream can be read only once"):
         es.build(spec, images=(Image.new("RGB", (28, 28)) for _ in range(30)), out=tmp_path / "a", quiet=True)
     with pytest.raises(SpecError, match=r"labels.template is 'a photo'; mark the place of the word"):
@@ -183,18 +183,18 @@ def test_what_cannot_be_named(spec, image_folder, tmp_path):
         unnamed.search("dog")
 
 
-def test_unreadable_pictures_are_left_out(spec, image_folder, tmp_path):
+def test_unreadable_images_are_left_out(spec, image_folder, tmp_path):
     import shutil
 
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     shutil.copytree(image_folder, folder)
-    (folder / "aaa.png").write_bytes(b"no picture")
+    (folder / "aaa.png").write_bytes(b"no image")
     with pytest.warns(EludeSteerWarning, match="cannot be read"):
         atlas = es.build(spec, images=folder, out=tmp_path / "a", work=tmp_path / "w", quiet=True)
     assert atlas.labels.about["pictures"] == 40
 
 
-def test_the_first_of_equal_patches_counts_and_tiles_go_on():
+def test_strongest_patches_take_the_first_of_ties_and_count_through_tiles():
     q = torch.zeros(2, 4, 3)
     q[1, 2] = 1
     weight = torch.tensor([[1.0, 0, 0], [-1, 0, 0]])
@@ -203,7 +203,7 @@ def test_the_first_of_equal_patches_counts_and_tiles_go_on():
     assert places.tolist() == [6, 1]  # second tile, third token; the first that counts
 
 
-def test_labels_on_the_disk_are_plain(atlas):
+def test_labels_are_saved_as_plain_json(atlas):
     names = json.loads((atlas.folder / "labels.json").read_text(encoding="utf-8"))
     assert names["labels"] == [atlas.labels[i] for i in range(len(atlas))]
     assert names["about"]["method"] == "soft_wpmi"

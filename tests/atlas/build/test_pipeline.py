@@ -25,7 +25,7 @@ LAYER = "layers.1.mlp.fc2"
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path, monkeypatch):
+def temporary_home(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
 
 
@@ -40,11 +40,11 @@ def spec(tiny_llava):
     )
 
 
-def bits(atlas):
+def membership_bytes(atlas):
     return (atlas.folder / "memberships.safetensors").read_bytes()
 
 
-def test_an_atlas_from_end_to_end(spec, image_folder, tmp_path):
+def test_a_build_from_images_to_the_loaded_atlas(spec, image_folder, tmp_path):
     atlas = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
     tower = load_tower(spec.model)
     atlas.check(tower.layer)
@@ -53,14 +53,14 @@ def test_an_atlas_from_end_to_end(spec, image_folder, tmp_path):
     assert atlas.about["layer"].endswith(LAYER)
     assert atlas.about["images"] == 40
     split = split_layer(tower.layer, atlas.members(), atlas.units)
-    q = torch.cat([q.flatten(0, 1) for q in tower.encode(_open(image_folder)[:5])])
+    q = torch.cat([q.flatten(0, 1) for q in tower.encode(_open_images(image_folder)[:5])])
     torch.testing.assert_close(split(q), tower.layer(q), rtol=1e-4, atol=1e-4)
 
-    # references are what the sub-units really do on the images named
+    # references are the activations of the sub-units on the images they name
     best = atlas.references.images[:, 0]
     for sub_unit in (0, len(atlas) - 1):
         name = atlas.image_ids[int(best[sub_unit])]
-        q = tower.encode(_open([Path(image_folder) / name]))[0]
+        q = tower.encode(_open_images([Path(image_folder) / name]))[0]
         tile, token = int(atlas.references.tiles[sub_unit, 0]), int(atlas.references.tokens[sub_unit, 0])
         value = split.sub_units(q[tile, token].half().float())[sub_unit]
         torch.testing.assert_close(value, atlas.references.values[sub_unit, 0], rtol=1e-2, atol=1e-2)
@@ -69,38 +69,38 @@ def test_an_atlas_from_end_to_end(spec, image_folder, tmp_path):
     assert (atlas.references.activation <= mean + 1e-6).all(), "the mean of 100 is at most that of the best 25"
 
 
-def _open(source):
+def _open_images(source):
     from PIL import Image
 
     paths = sorted(Path(source).rglob("*.png")) if isinstance(source, str | Path) else source
     return [Image.open(path).convert("RGB") for path in paths]
 
 
-def test_the_same_bytes_whatever_the_chunks_threads_and_order(spec, image_folder, tmp_path, monkeypatch):
-    reference = bits(es.build(spec, images=image_folder, out=tmp_path / "ref", threads=1, quiet=True))
+def test_bytes_do_not_depend_on_threads_order_shards_or_chunks(spec, image_folder, tmp_path, monkeypatch):
+    reference = membership_bytes(es.build(spec, images=image_folder, out=tmp_path / "ref", threads=1, quiet=True))
 
-    def again(name, images=image_folder, **options):
-        return bits(
+    def build_again(name, images=image_folder, **options):
+        return membership_bytes(
             es.build(spec, images=images, out=tmp_path / name, work=tmp_path / f"work-{name}", quiet=True, **options)
         )
 
-    assert again("threads", threads=3) == reference
+    assert build_again("threads", threads=3) == reference
     paths = sorted(Path(image_folder).rglob("*.png"))
-    for path in reversed(paths):  # written in another order, at another place, at another time
+    for path in reversed(paths):  # copied in another order to another folder
         target = tmp_path / "moved" / path.relative_to(image_folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    assert again("order", tmp_path / "moved") == reference
+    assert build_again("order", tmp_path / "moved") == reference
     cut = stages.iterate_shards
     with monkeypatch.context() as patch:
         patch.setattr(stages, "iterate_shards", lambda images, size, _, step: cut(images, size, 12, step))
-        assert again("shards") == reference
+        assert build_again("shards") == reference
     with monkeypatch.context() as patch:
         patch.setattr(token_store, "_blocks_that_fit", lambda weight: 1)
-        assert again("chunks") == reference
+        assert build_again("chunks") == reference
 
 
-def test_stages_are_reused_and_redone_when_a_cause_changes(spec, image_folder, tmp_path, monkeypatch):
+def test_a_stage_runs_again_only_when_one_of_its_causes_changes(spec, image_folder, tmp_path, monkeypatch):
     ran, open_stage = [], stages.Build.open_stage
 
     def record_stage(self, name, *causes):
@@ -110,23 +110,23 @@ def test_stages_are_reused_and_redone_when_a_cause_changes(spec, image_folder, t
 
     monkeypatch.setattr(stages.Build, "open_stage", record_stage)
 
-    def stages_done_again(spec, **options):
+    def stages_that_ran(spec, **options):
         ran.clear()
         es.build(spec, images=options.pop("images", image_folder), out=tmp_path / "a", quiet=True, **options)
         return [stage for stage, had_content in ran if not had_content]
 
-    assert stages_done_again(spec) == ["tokens", "rows", "clusters", "split"]
-    assert stages_done_again(spec) == []
-    assert stages_done_again(replace(spec, split=SplitSpec(winner_rule="unique"))) == ["split"]
-    assert stages_done_again(replace(spec, clusters=replace(spec.clusters, min_cluster_size=7))) == [
+    assert stages_that_ran(spec) == ["tokens", "rows", "clusters", "split"]
+    assert stages_that_ran(spec) == []
+    assert stages_that_ran(replace(spec, split=SplitSpec(winner_rule="unique"))) == ["split"]
+    assert stages_that_ran(replace(spec, clusters=replace(spec.clusters, min_cluster_size=7))) == [
         "clusters",
         "split",
     ]
-    assert stages_done_again(replace(spec, clusters=replace(spec.clusters, top_k=150))) == ["rows", "clusters", "split"]
-    assert stages_done_again(replace(spec, tokens=replace(spec.tokens, seed=1)))[0] == "tokens"
-    assert stages_done_again(spec, settings=["tokens.per_image=7"])[0] == "tokens"
+    assert stages_that_ran(replace(spec, clusters=replace(spec.clusters, top_k=150))) == ["rows", "clusters", "split"]
+    assert stages_that_ran(replace(spec, tokens=replace(spec.tokens, seed=1)))[0] == "tokens"
+    assert stages_that_ran(spec, settings=["tokens.per_image=7"])[0] == "tokens"
     fewer = [str(path) for path in sorted(Path(image_folder).rglob("*.png"))[:30]]
-    assert stages_done_again(spec, images=fewer)[0] == "tokens"
+    assert stages_that_ran(spec, images=fewer)[0] == "tokens"
 
 
 def _build_in_child(spec, images, out, work):
@@ -134,22 +134,22 @@ def _build_in_child(spec, images, out, work):
     es.build(spec, images=images, out=out, work=work, threads=1, quiet=True)
 
 
-def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny_llava, tmp_path):
+def test_a_killed_build_continues_and_gives_the_same_bytes(spec, tiny_llava, tmp_path):
     from tests.helpers.tiny import save_images
 
     images = save_images(tmp_path / "many", 320, seed=3)
     spec = replace(spec, clusters=replace(spec.clusters, top_k=1500, min_cluster_size=20))
-    reference = bits(es.build(spec, images=images, out=tmp_path / "ref", quiet=True))
+    reference = membership_bytes(es.build(spec, images=images, out=tmp_path / "ref", quiet=True))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["elude_steer.atlas.build.pipeline", "transformers.models.llava_onevision.modeling_llava_onevision"]
     )
     work, out, rng = tmp_path / "work", tmp_path / "killed", random.Random(int.from_bytes(os.urandom(4), "big"))
 
-    def finished():
+    def finished_files():
         found = {}
         for path in work.rglob("*"):
-            # a shard is finished when its summary is there; what merging writes grows
+            # a shard is finished when its summary exists; the files that merging writes grow
             half = path.name.startswith(("merged", "tokens.", "places.")) or (
                 path.name.startswith("shard-") and path.suffix == ".npy"
             )
@@ -163,31 +163,31 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_bytes(spec, tiny
         child = context.Process(target=_build_in_child, args=(spec, images, out, work))
         child.start()
         if kills < 5:
-            wanted = len(before) + rng.randint(1, 4)  # so many more pieces of work, then the axe
-            while child.is_alive() and len(finished()) < wanted and not out.exists():
+            wanted = len(before) + rng.randint(1, 4)  # kill it after so many more pieces of work
+            while child.is_alive() and len(finished_files()) < wanted and not out.exists():
                 time.sleep(0.001)
             time.sleep(rng.random() * 0.02)
             if child.is_alive():
                 os.kill(child.pid, signal.SIGKILL)
                 kills += 1
         child.join()
-        after = finished()
+        after = finished_files()
         kept = {path: stamp for path, stamp in before.items() if path.exists()}
         assert all(after[path] == stamp for path, stamp in kept.items()), "finished work was done again"
         shards = [path for path in before if path not in after]
-        assert all(path.name.startswith("shard-") for path in shards), "only merged shards may go"
+        assert all(path.name.startswith("shard-") for path in shards), "only merged shards may disappear"
         before = after
         if child.exitcode == 0:
             break
         assert child.exitcode == -signal.SIGKILL
         if (tmp_path / "killed").exists():
-            es.Atlas.load(out)  # there only when it is whole
+            es.Atlas.load(out)  # the folder exists only when it is complete
     assert kills == 5
-    assert bits(es.Atlas.load(out)) == reference
+    assert membership_bytes(es.Atlas.load(out)) == reference
     assert not list(tmp_path.glob("killed.tmp*"))
 
 
-def test_two_processes_give_the_bytes_of_one(spec, image_folder, tmp_path, capfd):
+def test_two_processes_give_the_same_bytes_as_one(spec, image_folder, tmp_path, capfd):
     one = es.build(spec, images=str(image_folder), out=tmp_path / "one", quiet=True)
     two = es.build(spec, images=str(image_folder), out=tmp_path / "two", work=tmp_path / "w", processes=2, quiet=True)
     for name in ("memberships.safetensors", "references.safetensors", "images.json"):
@@ -198,10 +198,10 @@ def test_two_processes_give_the_bytes_of_one(spec, image_folder, tmp_path, capfd
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_another_batch_size_agrees_nearly(spec, image_folder, tmp_path):
+def test_another_batch_size_gives_nearly_the_same_atlas(spec, image_folder, tmp_path):
     one = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
     other = es.build(spec, images=image_folder, out=tmp_path / "b", settings=["tokens.batch_size=3"], quiet=True)
-    # Rounding in the tower may move a few bits or, rarely, a cluster: compared where the units fall into as many parts.
+    # Rounding in the tower may change a few bits or, rarely, a cluster: compare units with as many sub-units.
     same = [u for u in range(16) if len(one.sub_units_of(u)) == len(other.sub_units_of(u))]
     assert len(same) >= 12
     agree = [
@@ -232,7 +232,7 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image.convert("RGB").resize((28, 28)))).permute(2, 0, 1).float() / 255
 
 
-def test_any_torch_model_with_a_folder_a_list_or_a_stream(image_folder, tmp_path):
+def test_disentangle_takes_a_folder_a_list_or_a_stream(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block().train()
     atlas = es.disentangle(
@@ -240,7 +240,7 @@ def test_any_torch_model_with_a_folder_a_list_or_a_stream(image_folder, tmp_path
     )
     assert model.training
     assert len(atlas) > 10
-    images = _open(image_folder)
+    images = _open_images(image_folder)
     listed = es.disentangle(
         model, layer="fc2", images=images, preprocess=to_tensor, out=tmp_path / "b", quiet=True, **SMALL
     )
@@ -248,7 +248,7 @@ def test_any_torch_model_with_a_folder_a_list_or_a_stream(image_folder, tmp_path
     streamed = es.disentangle(model, layer="fc2", images=tensors, out=tmp_path / "c", quiet=True, **SMALL)
     assert len(listed) > 10
     assert len(streamed) > 10
-    assert not list((tmp_path / "home" / "work").glob("stream-*")), "a stream leaves nothing behind"
+    assert not list((tmp_path / "home" / "work").glob("stream-*")), "the work of a stream is deleted"
     x = torch.stack([to_tensor(image) for image in images[:4]])
     model.eval()
     expected = model(x)
@@ -258,7 +258,7 @@ def test_any_torch_model_with_a_folder_a_list_or_a_stream(image_folder, tmp_path
     assert torch.equal(model(x), expected)
 
 
-def test_another_preprocess_is_another_build(image_folder, tmp_path):
+def test_another_preprocess_does_not_reuse_stages(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block()
     one = es.disentangle(
@@ -268,10 +268,10 @@ def test_another_preprocess_is_another_build(image_folder, tmp_path):
         model, layer="fc2", images=image_folder, preprocess=lambda im: to_tensor(im) * 0.3 - 1, out=tmp_path / "b",
         quiet=True, **SMALL,
     )  # fmt: skip
-    assert bits(one) != bits(darker)
+    assert membership_bytes(one) != membership_bytes(darker)
 
 
-def test_a_convolution(image_folder, tmp_path):
+def test_a_convolution_can_be_split(image_folder, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
     atlas = es.disentangle(
@@ -280,19 +280,19 @@ def test_a_convolution(image_folder, tmp_path):
     assert len(atlas) > 8
 
 
-def test_random_split_and_the_settings_of_the_ablations(spec, image_folder, tmp_path):
-    def built(name, *settings):
+def test_the_settings_that_ablations_change(spec, image_folder, tmp_path):
+    def build_with(name, *settings):
         return es.build(spec, images=image_folder, out=tmp_path / name, settings=settings, quiet=True)
 
-    ours, chance = built("gap"), built("random", "split.winner_rule=random")
-    assert torch.equal(ours.units, chance.units), "as many parts, cut at random"
+    ours, chance = build_with("gap"), build_with("random", "split.winner_rule=random")
+    assert torch.equal(ours.units, chance.units), "as many sub-units, split at random"
     owners = torch.zeros(16, 40).index_add_(0, chance.units, chance.members().float())
     assert (owners == 1).all()
     for settings in (["clusters.selection=eom"], ["clusters.min_samples=6"], ["clusters.backend=hdbscan"]):
-        assert len(built("x", *settings)) >= 16
+        assert len(build_with("x", *settings)) >= 16
 
 
-def test_warnings_and_errors(spec, image_folder, tmp_path):
+def test_warnings_and_errors_of_a_build(spec, image_folder, tmp_path):
     with pytest.raises(SpecError, match=r"spec 'tiny' leaves the tokens images open; pass --images FOLDER"):
         es.build(spec)
     with pytest.warns(
@@ -313,11 +313,11 @@ def test_warnings_and_errors(spec, image_folder, tmp_path):
     with pytest.raises(ImageError, match=r"none of the 1 images of .* can be read"):
         es.build(spec, images=bad, out=tmp_path / "c", quiet=True)
     with pytest.raises(SpecError, match="several processes need images that each can open"):
-        es.build(spec, images=_open(image_folder), processes=2)
+        es.build(spec, images=_open_images(image_folder), processes=2)
     assert spec.images == ImagesSpec()
 
 
-def test_an_atlas_does_not_fit_another_model(spec, image_folder, tmp_path):
+def test_an_atlas_refuses_another_model(spec, image_folder, tmp_path):
     from tests.helpers.tiny import save_llava
 
     atlas = es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True)
@@ -342,30 +342,30 @@ def test_an_atlas_does_not_fit_another_model(spec, image_folder, tmp_path):
         ({"images": None}, "images cannot be taken from a NoneType"),
     ],
 )
-def test_wrong_arguments_are_one_line(image_folder, change, text):
+def test_wrong_arguments_are_explained(image_folder, change, text):
     arguments = {"layer": "fc2", "images": image_folder, "preprocess": to_tensor, "quiet": True, **SMALL, **change}
     with pytest.raises(es.EludeSteerError, match=text):
         es.disentangle(Block(), **arguments)
 
 
-def test_what_a_model_computes_is_part_of_the_key(image_folder, tmp_path):
+def test_another_activation_function_or_hook_does_not_reuse_stages(image_folder, tmp_path):
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(3, 20, 7, 7), nn.ReLU(), nn.Conv2d(20, 8, 1))
     second = nn.Sequential(first[0], nn.Tanh(), first[2])
 
-    def split(model, name):
+    def reference_values(model, name):
         atlas = es.disentangle(
             model, layer="2", images=image_folder, preprocess=to_tensor, out=tmp_path / name, quiet=True, **SMALL
         )
         return atlas.references.values
 
-    one, other = split(first, "a"), split(second, "b")
+    one, other = reference_values(first, "a"), reference_values(second, "b")
     assert not torch.equal(one, other)
     handle = first[1].register_forward_hook(lambda module, args, output: output * 0.5)
-    hooked = split(first, "c")
+    hooked = reference_values(first, "c")
     handle.remove()
     assert not torch.equal(one, hooked)
-    assert torch.equal(one, split(first, "d"))
+    assert torch.equal(one, reference_values(first, "d"))
 
 
 def test_a_layer_that_runs_twice_is_refused(image_folder):
@@ -377,26 +377,26 @@ def test_a_layer_that_runs_twice_is_refused(image_folder):
         es.disentangle(Twice(), layer="fc2", images=image_folder, preprocess=to_tensor, quiet=True, **SMALL)
 
 
-def _race(index, pictures, folder, queue):
+def _build_in_race(index, images, folder, queue):
     try:
         torch.manual_seed(0)
         model = Block()
         atlas = es.disentangle(
-            model, layer="fc2", images=pictures, preprocess=to_tensor, out=Path(folder) / f"a{index}",
+            model, layer="fc2", images=images, preprocess=to_tensor, out=Path(folder) / f"a{index}",
             work=Path(folder) / "work", threads=1, quiet=True, **SMALL,
         )  # fmt: skip
-        queue.put(bits(atlas))
+        queue.put(membership_bytes(atlas))
     except BaseException as error:
         queue.put(repr(error))
         raise
 
 
-def test_two_builds_at_once_share_their_work(image_folder, tmp_path):
+def test_two_builds_at_the_same_time_share_their_work(image_folder, tmp_path):
     context = multiprocessing.get_context("forkserver")
     for round_ in range(3):
         queue, folder = context.Queue(), tmp_path / str(round_)
         folder.mkdir()
-        children = [context.Process(target=_race, args=(i, image_folder, folder, queue)) for i in range(2)]
+        children = [context.Process(target=_build_in_race, args=(i, image_folder, folder, queue)) for i in range(2)]
         for child in children:
             child.start()
         one, other = queue.get(timeout=120), queue.get(timeout=120)
@@ -406,7 +406,7 @@ def test_two_builds_at_once_share_their_work(image_folder, tmp_path):
         assert isinstance(one, bytes)
 
 
-def test_damaged_work_names_its_cure(image_folder, tmp_path):
+def test_damaged_work_is_explained(image_folder, tmp_path):
     torch.manual_seed(0)
     model = Block()
 
@@ -430,7 +430,7 @@ def test_damaged_work_names_its_cure(image_folder, tmp_path):
     run()
 
 
-def test_that_nothing_was_split_is_told(spec, image_folder, tmp_path):
+def test_a_build_that_splits_nothing_warns(spec, image_folder, tmp_path):
     with pytest.warns(
         EludeSteerWarning, match="no unit was split: no clusters of at least clusters.min_cluster_size = 190"
     ):

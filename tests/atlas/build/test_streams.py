@@ -15,7 +15,7 @@ from tests.helpers.atlases import make_atlas
 
 
 class Block(nn.Module):
-    """A residual block; `maps` keeps its channels first, `narrow` hands on something else."""
+    """A residual block; `maps` puts channels first, `narrow` returns fewer channels."""
 
     def __init__(self, kind):
         super().__init__()
@@ -35,7 +35,7 @@ def tower_of(kind, shape):
 
     def forward(x):
         model.blocks[0](x)
-        pytest.fail("the model ran on behind the block")
+        pytest.fail("the model ran beyond the block")
 
     model.forward = forward
     pixels = torch.randn(2, *shape)
@@ -45,7 +45,7 @@ def tower_of(kind, shape):
 @pytest.mark.parametrize(
     ("kind", "shape"), [("plain", (5, 4)), ("tuple", (5, 4)), ("maps", (2, 3, 4)), ("narrow", (5, 4))]
 )
-def test_a_tower_hands_on_what_its_block_does(kind, shape):
+def test_the_stream_is_what_the_block_of_the_layer_returns(kind, shape):
     block, pixels, tower = tower_of(kind, shape)
     pairs = tower.streams([0, 1])
     assert len(pairs) == 2
@@ -53,12 +53,12 @@ def test_a_tower_hands_on_what_its_block_does(kind, shape):
         given = block.fc1(x).relu().flatten(0, -2)
         added = block.fc2(given)
         torch.testing.assert_close(q[0], given)
-        # A block that hands on something else leaves the layer's own output.
+        # If the block returns another shape, the stream is the layer's own output.
         torch.testing.assert_close(stream[0], added if kind == "narrow" else x.flatten(0, -2) + added)
     assert not block._forward_hooks
 
 
-def test_only_tokens_where_a_sub_unit_fires_count():
+def test_streams_are_averaged_over_tokens_where_the_sub_unit_fires():
     weight, bias = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0.0, 0.0, 0.5])
     q = torch.tensor([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
     stream = torch.tensor([[10.0, 1.0], [20.0, 2.0], [30.0, 3.0]])
@@ -67,13 +67,17 @@ def test_only_tokens_where_a_sub_unit_fires_count():
     assert sums.tolist() == [[20, 2], [50, 5], [0, 0]]
     streams = subtract_mean(sums.double(), counts.double())
     assert streams.dtype == torch.float16
-    assert streams.tolist() == [[-2.5, -0.25], [2.5, 0.25], [0, 0]]  # means 20 and 25, less 22.5; never fired: nothing
+    assert streams.tolist() == [
+        [-2.5, -0.25],
+        [2.5, 0.25],
+        [0, 0],
+    ]  # means 20 and 25, minus 22.5
     assert subtract_mean(torch.zeros(2, 3), torch.zeros(2)).tolist() == [[0] * 3] * 2
     assert firing_reference(torch.tensor([2.0, 0.0, -1.0])).tolist() == [2.0, np.inf, np.inf]
 
 
-def test_the_shipped_streams_are_what_the_model_carries():
-    """Measured again the slow way, on a few pictures and sub-units: they point the same way as those of thousands."""
+def test_shipped_streams_agree_with_a_new_measurement():
+    """Measured in a simple way on a few images and sub-units, they have nearly the same direction."""
     atlas, vlm = Atlas.load("toyland"), Vlm.load("toyland/captioner")
     images = [scene.image for scene in toyland.scenes(seed=31, n=150)]
     kinds = ("baby", "biker", "flower", "bed")
@@ -94,7 +98,7 @@ def test_the_shipped_streams_are_what_the_model_carries():
     assert np.mean(agree) > 0.7
 
 
-def test_levels_are_shared_by_the_sub_units_of_a_unit():
+def test_target_levels_are_divided_among_the_sub_units_of_a_unit():
     atlas = make_atlas(layer=nn.Linear(21, 6))
     streams = torch.arange(13 * 6).reshape(13, 6).half()
     atlas = es.Atlas(**{**vars(atlas), "streams": streams})
@@ -108,14 +112,14 @@ def test_levels_are_shared_by_the_sub_units_of_a_unit():
         make_atlas(layer=nn.Linear(21, 6)).target_levels([1], "stream")
 
 
-def test_streams_are_saved_and_read_again(tmp_path):
+def test_streams_survive_saving_and_loading(tmp_path):
     atlas = Atlas.load("toyland")
     again = Atlas.load(atlas.save(tmp_path / "copy"))
     assert torch.equal(again.streams, atlas.streams)
     assert atlas.streams.shape == (len(atlas), atlas.d_out)
 
 
-def test_a_build_measures_streams_whatever_the_threads(tmp_path):
+def test_streams_do_not_depend_on_the_number_of_threads(tmp_path):
     spec = load_spec("toyland")
     small = ["images.limit=40", "labels.top_k=20", "clusters.top_k=200", "clusters.min_cluster_size=20"]
     one, two = (
@@ -137,7 +141,7 @@ def test_a_build_measures_streams_whatever_the_threads(tmp_path):
     assert none.streams is None
 
 
-def test_streams_too_large_for_half_precision_are_kept_whole():
+def test_streams_too_large_for_float16_stay_float32():
     sums, counts = torch.tensor([[1e5, 0], [-1e5, 0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     assert subtract_mean(sums, counts).tolist() == [[1e5, 0], [-1e5, 0]]
     assert subtract_mean(sums, counts).dtype == torch.float32

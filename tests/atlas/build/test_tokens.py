@@ -34,7 +34,7 @@ def tower():
     return Tower(net, "fc2", net.fc2, lambda images: torch.stack(list(images)), skip_tokens=(1,))
 
 
-def collected(tower, images, folder, spec, shard=64):
+def collect(tower, images, folder, spec, shard=64):
     source = image_set(images)
     count = 0
     for number, batches in iterate_shards(source, spec.batch_size, shard):
@@ -50,7 +50,7 @@ def images():
 
 
 def test_all_tokens_are_stored_in_order_without_registers(tower, images, tmp_path):
-    store, notes = collected(tower, images, tmp_path, TokensSpec("all", dtype="float32"))
+    store, notes = collect(tower, images, tmp_path, TokensSpec("all", dtype="float32"))
     assert notes == []
     assert len(store) == 23 * 17
     expected = torch.cat([q[0][[0, *range(2, 18)]] for q in tower.encode(images)])
@@ -62,34 +62,34 @@ def test_all_tokens_are_stored_in_order_without_registers(tower, images, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"tokens.bin", "places.bin", "shape.json", "merged.json"}
 
 
-def test_drawn_tokens_depend_on_content_and_seed_alone(tower, images, tmp_path):
+def test_drawn_tokens_depend_only_on_content_and_seed(tower, images, tmp_path):
     spec = TokensSpec(3, seed=42, dtype="float32", batch_size=4)
-    store, _ = collected(tower, images, tmp_path / "a", spec)
+    store, _ = collect(tower, images, tmp_path / "a", spec)
     assert len(store) == 23 * 3
-    turned, _ = collected(tower, images[::-1], tmp_path / "b", spec)
+    turned, _ = collect(tower, images[::-1], tmp_path / "b", spec)
 
-    def by_image(one, number):
+    def tokens_of_image(one, number):
         return one.places["token"][one.places["image"] == number].tolist()
 
-    assert [by_image(store, i) for i in range(23)] == [by_image(turned, 22 - i) for i in range(23)]
-    other, _ = collected(tower, images, tmp_path / "c", TokensSpec(3, seed=123, dtype="float32", batch_size=4))
-    assert any(by_image(store, i) != by_image(other, i) for i in range(23))
+    assert [tokens_of_image(store, i) for i in range(23)] == [tokens_of_image(turned, 22 - i) for i in range(23)]
+    other, _ = collect(tower, images, tmp_path / "c", TokensSpec(3, seed=123, dtype="float32", batch_size=4))
+    assert any(tokens_of_image(store, i) != tokens_of_image(other, i) for i in range(23))
     assert 1 not in set(store.places["token"].tolist())
-    assert len({tuple(by_image(store, i)) for i in range(23)}) > 10
+    assert len({tuple(tokens_of_image(store, i)) for i in range(23)}) > 10
 
 
 @pytest.mark.parametrize("shard", [4, 8, 1000])
 def test_the_shard_size_changes_nothing(tower, images, tmp_path, shard):
     spec = TokensSpec(2, batch_size=4)
-    collected(tower, images, tmp_path / "a", spec, shard)
-    collected(tower, images, tmp_path / "b", spec, 12)
+    collect(tower, images, tmp_path / "a", spec, shard)
+    collect(tower, images, tmp_path / "b", spec, 12)
     for name in ("tokens.bin", "places.bin"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_merging_goes_on_where_it_was(tower, images, tmp_path, monkeypatch):
+def test_an_interrupted_merge_continues(tower, images, tmp_path, monkeypatch):
     spec = TokensSpec(2, batch_size=4)
-    whole, _ = collected(tower, images, tmp_path / "a", spec, 4)
+    whole, _ = collect(tower, images, tmp_path / "a", spec, 4)
     folder = tmp_path / "b"
     for number, batches in iterate_shards(image_set(images), 4, 4):
         collect_shard(tower, batches, spec, folder, number)
@@ -112,7 +112,7 @@ def test_merging_goes_on_where_it_was(tower, images, tmp_path, monkeypatch):
     assert TokenStore(folder).image_ids == whole.image_ids
 
 
-def test_unreadable_images_are_named_and_skipped(tower, images, tmp_path):
+def test_unreadable_images_are_skipped_and_reported(tower, images, tmp_path):
     class Source:
         def __init__(self, bad):
             self.bad, self.calls = bad, 0
@@ -126,27 +126,27 @@ def test_unreadable_images_are_named_and_skipped(tower, images, tmp_path):
                 raise OSError("torn")
             return images[i]
 
-    store, notes = collected(tower, Source({3, 7}), tmp_path / "a", TokensSpec(2))
+    store, notes = collect(tower, Source({3, 7}), tmp_path / "a", TokensSpec(2))
     assert len(store) == 21 * 2
     assert notes == ["00000003 (torn)", "00000007 (torn)"]
     assert 3 not in store.image_ids
     with pytest.raises(ImageError, match=r"none of the 23 images of test can be read; the first: 00000000 \(torn\)"):
-        collected(tower, Source(set(range(23))), tmp_path / "b", TokensSpec(2))
+        collect(tower, Source(set(range(23))), tmp_path / "b", TokensSpec(2))
 
 
 def test_values_beyond_float16_are_refused(tower, tmp_path):
     with pytest.raises(ModelError, match=r"layer 'fc2' do not fit float16; set tokens\.dtype: float32"):
-        collected(tower, [torch.full((96,), 1e6)], tmp_path, TokensSpec(2))
+        collect(tower, [torch.full((96,), 1e6)], tmp_path, TokensSpec(2))
 
 
 @pytest.fixture
 def store(tower, images, tmp_path):
-    return collected(tower, images, tmp_path, TokensSpec("all", dtype="float32"))[0]
+    return collect(tower, images, tmp_path, TokensSpec("all", dtype="float32"))[0]
 
 
 @pytest.mark.parametrize("k", [1, 7, 100, 391, 5000])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monkeypatch):
+def test_strongest_instances_equal_a_top_k_over_the_whole_store(store, tower, k, chunk, monkeypatch):
     monkeypatch.setattr(token_store, "_BLOCK_ROWS", 16)  # several chunks of a small store
     w, b = tower.layer.weight.detach(), tower.layer.bias.detach() - 3  # negative values must be able to enter
     values, rows = strongest_instances(store, w, b, k, chunk_blocks=chunk)
@@ -157,9 +157,9 @@ def test_a_running_top_k_equals_one_over_everything(store, tower, k, chunk, monk
     assert all(len(set(unit)) == len(unit) for unit in rows.tolist())
 
 
-def test_ties_go_to_the_earlier_instance(tower, tmp_path):
+def test_ties_keep_the_order_of_the_store(tower, tmp_path):
     same = [torch.ones(96)] * 5
-    store, _ = collected(tower, same, tmp_path, TokensSpec("all", dtype="float32"))
+    store, _ = collect(tower, same, tmp_path, TokensSpec("all", dtype="float32"))
     _, rows = strongest_instances(store, torch.ones(1, 6), torch.zeros(1), 10)
     assert rows.tolist() == [list(range(10))]
 

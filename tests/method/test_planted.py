@@ -40,14 +40,14 @@ def test_a_dimension_of_one_concept_only_belongs_to_its_sub_unit_alone(clear, ru
     assert min(shares) >= 0.9
 
 
-def test_what_is_left_out_as_noise_is_mostly_noise(clear):
+def test_instances_left_out_are_mostly_noise(clear):
     rows = [row for k in CONCEPTS for row in clear[k, "unique"]]
     assert np.mean([row["covered"] for row in rows]) >= 0.95
     assert np.nanmean([row["noise_precision"] for row in rows]) >= 0.9
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_unit_with_one_concept_stays_whole(level):
+def test_a_unit_with_one_concept_is_not_split(level):
     for seed in SEEDS:
         for found in find(plant(1, level, seed)).values():
             assert found.clusters.count < 2
@@ -64,7 +64,7 @@ def test_a_split_that_ignores_the_clusters_does_much_worse():
 # The generator
 
 
-def test_one_seed_gives_one_unit_and_another_another():
+def test_units_depend_on_the_seed():
     one, same, other = plant(3, "hard", 1), plant(3, "hard", 1), plant(3, "hard", 2)
     assert torch.equal(one.q, same.q)
     assert torch.equal(one.weight, same.weight)
@@ -73,7 +73,7 @@ def test_one_seed_gives_one_unit_and_another_another():
 
 
 @pytest.mark.parametrize("concepts", [1, 2, 8])
-def test_the_unit_is_as_described(concepts):
+def test_a_planted_unit_has_the_described_statistics(concepts):
     unit = plant(concepts, "clear", 0)
     sizes = np.bincount(unit.truth[unit.truth >= 0])
     overlap = unit.supports.astype(int) @ unit.supports.T
@@ -117,14 +117,14 @@ def as_found(labels, members, activations):
     return Found(Clusters(labels, (labels >= 0).astype(float), count), UnitSplit(members, 0.5), activations)
 
 
-def test_the_truth_itself_is_measured_as_perfect():
+def test_the_truth_scores_perfectly():
     unit = plant(3, "medium", 0)
     members = torch.from_numpy(unit.supports | ~unit.supports.any(0))
     got = measure(unit, as_found(unit.truth, members, torch.eye(3)))
     assert got == dict.fromkeys(planted.MEASURES, 1.0)
 
 
-def test_faults_are_measured_one_by_one():
+def test_each_measure_sees_its_fault():
     unit = plant(2, "medium", 0)
     labels = np.where(unit.truth < 0, 0, unit.truth)  # noise goes to the first cluster
     everything = torch.ones(2, planted.D_IN, dtype=torch.bool)
@@ -134,7 +134,7 @@ def test_faults_are_measured_one_by_one():
     assert (got["own"], got["exclusive"]) == (0.5, 0)
 
 
-def test_the_table_has_means_and_the_lowest():
+def test_the_table_shows_means_and_minima():
     rows = [dict.fromkeys(planted.MEASURES, value) | {"level": "clear"} for value in (1.0, 0.5)]
     head, _, line = planted.table(rows, ("level",)).split("\n")
     assert head.startswith("| level | units | ari |")
