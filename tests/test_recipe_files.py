@@ -1,0 +1,335 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elude_steer import recipe_files
+from elude_steer.errors import SpecError
+from elude_steer.recipe_files import list_recipes, load_any_recipe, load_recipe, load_spec, parse_spec, recipes_dir
+from elude_steer.specs import AtlasSpec, ExpectSpec, Recipe, SteeringSpec, StepSpec
+from elude_steer.utils.yaml_schema import dump_document, parse_document
+
+SMALL = """\
+name: small
+model:
+  id: facebook/dinov2-small
+  layer: encoder.layer.11.mlp.fc2
+"""
+
+# The paper's table of configurations: layer, top-k, smallest cluster.
+PAPER = {
+    "augreg-vit-b16-layer12": ("blocks.11.mlp.fc2", 100_000, 1000),
+    "dinov2-base-layer12": ("encoder.layer.11.mlp.fc2", 400_000, 1000),
+    "dinov2-base-layer10": ("encoder.layer.9.mlp.fc2", 400_000, 1000),
+    "dinov2-base-layer11": ("encoder.layer.10.mlp.fc2", 200_000, 1000),
+    "dinov2-small-layer12": ("encoder.layer.11.mlp.fc2", 400_000, 1000),
+    "dinov2-large-layer23": ("encoder.layer.22.mlp.fc2", 400_000, 500),
+    "siglip2-base-layer12": ("layers.11.mlp.fc2", 200_000, 1000),
+    "convnextv2-base-stage4": ("stages.3.blocks.2.mlp.fc2", 500_000, 1000),
+    "dinov2-base-layer12-ef4": ("encoder.layer.11.mlp.fc2", 60_000, 1000),
+    "dinov2-base-layer12-ef16": ("encoder.layer.11.mlp.fc2", 400_000, 750),
+}
+
+# The paper's interventions by recipe: minus, plus, alpha, gamma, kappa, nu. It gives no settings for the dog.
+ROWS = {
+    "llava-dog": [("dog", ""), ("dog", "biker")],
+    "llava-train": [
+        ("train", "", 5, -50, 50, "all"),
+        ("train", "bus", 50, -2, 100, 50),
+        ("graffiti", "clean", 15, -15, 200, 50),
+    ],
+    "llava-teddy": [
+        ("chair", "table", 5, -5, 50, 25),
+        ("teddy", "dog", 5, -50, 100, 50),
+        ("teddy", "", 5, -25, 200, 100),
+    ],
+    "llava-frisbee": [
+        ("frisbee", "ball", 15, -0.5, 200, "all"),
+        ("frisbee ball", "jumping", 25, -10, 50, 250),
+        ("indoor", "beach park", 25, -25, 200, 250),
+    ],
+    "llava-cats": [
+        ("cat", "baby", 5, -10, 200, "all"),
+        ("cat", "bear", 15, -10, 100, "all"),
+        ("cat blanket", "", 5, -15, 50, "all"),
+    ],
+}
+
+STEERING = """\
+name: mine
+atlas: toyland
+image: images/dog.png
+steps:
+  - minus: [dog]
+    plus: [biker, "no"]
+    where: [1, 2.5, 30, 40]
+    settings: {mode: place, gamma: -3, nu: all}
+    expect: {gone: [dog], new: [man]}
+  - minus: [cat]
+"""
+
+
+# The shipped recipes
+
+
+def test_reading_recipes_imports_neither_torch_nor_numpy():
+    code = (
+        "import sys, elude_steer.recipe_files as r; r.list_recipes(); "
+        "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_shipped_recipe_loads_and_has_a_summary():
+    kinds = {"atlases": AtlasSpec, "steering": Recipe}
+    shipped = list_recipes()
+    assert {item.kind for item in shipped} == set(kinds)
+    for item in shipped:
+        spec = load_any_recipe(item.path)
+        assert type(spec) is kinds[item.kind]
+        assert spec.name == item.name
+        assert load_any_recipe(item.name) == spec
+        assert item.summary.endswith(".")
+
+
+def test_every_shipped_recipe_survives_a_round_trip():
+    for one in list_recipes():
+        spec = load_any_recipe(one.path)
+        assert parse_document(type(spec), dump_document(spec)) == spec
+
+
+def test_a_brief_dump_of_every_shipped_recipe_reads_back():
+    kinds = set()
+    for one in list_recipes():
+        spec = load_any_recipe(one.path)
+        brief = dump_document(spec, brief=True)
+        assert parse_document(type(spec), brief) == spec
+        assert len(brief) < len(dump_document(spec))
+        assert "null" not in brief
+        kinds.add(type(spec))
+    assert kinds == {AtlasSpec, Recipe}
+
+
+def test_every_large_build_gives_its_command_and_says_that_we_have_not_run_it():
+    shipped = [item for item in list_recipes() if item.kind == "atlases"]
+    assert [item.name for item in shipped] == sorted([*PAPER, "llava-onevision-0.5b", "toyland"])
+    for item in shipped:
+        text = item.path.read_text(encoding="utf-8")
+        assert f"#   elude-steer build {'' if item.name == 'toyland' else 'recipes/atlases/'}{item.name}" in text
+        assert ("ot yet run by us at this scale" in text) is (item.name != "toyland")
+
+
+def test_the_papers_fourteen_interventions_are_shipped_with_its_settings():
+    assert sum(map(len, ROWS.values())) == 14
+    for name, rows in ROWS.items():
+        found = load_recipe(name)
+        assert (found.atlas, found.image) == ("llava-onevision-0.5b", None)
+        assert len(found.steps) == len(rows)
+        for step, (minus, plus, *numbers) in zip(found.steps, rows, strict=True):
+            given = step.settings
+            assert (step.minus, step.plus) == (tuple(minus.split()), tuple(plus.split()))
+            assert (given.mode, given.per, given.by) == ("scale", "tile", "label")
+            assert not numbers or [given.alpha, given.gamma, given.kappa, given.nu] == numbers
+            assert step.expect != ExpectSpec()
+
+
+def test_every_shipped_steering_recipe_has_edits_and_its_command():
+    for item in list_recipes():
+        if item.kind == "steering":
+            found = load_recipe(item.path)
+            assert f"elude-steer run {item.name}" in item.path.read_text(encoding="utf-8")
+            assert found.image is None or Path(found.image).is_file()
+            assert all(step.minus or step.plus for step in found.steps)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_recipes_have_the_papers_settings(name):
+    spec = load_spec(name)
+    assert (spec.model.layer, spec.clusters.top_k, spec.clusters.min_cluster_size) == PAPER[name]
+    assert (spec.clusters.selection, spec.split.winner_rule, spec.tokens.per_image) == ("leaf", "unique", 2)
+    assert spec.clusters.min_samples is spec.clusters.umap_components is spec.images.source is None
+
+
+def test_the_llava_spec_takes_the_last_layer_and_marks_our_settings():
+    spec = load_spec("llava-onevision-0.5b")
+    assert (spec.model.kind, spec.model.layer) == ("vlm", "layers.25.mlp.fc2")
+    text = (recipes_dir() / "atlases" / "llava-onevision-0.5b.yaml").read_text(encoding="utf-8")
+    for setting in ("per_image: 2", "top_k: 10000", "backend: auto", "min_cluster_size: 100", "winner_rule: gap"):
+        assert f"  {setting}  # ours" in text
+
+
+# Finding recipes
+
+
+def test_a_recipe_is_found_by_name_with_and_without_its_ending(tmp_path, monkeypatch):
+    # A build leaves a folder of the recipe's name: it must not hide the recipe.
+    (tmp_path / "dinov2-base-layer12").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_spec("dinov2-base-layer12") == load_spec("dinov2-base-layer12.yaml")
+
+
+def test_problems_name_the_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    assert load_spec(str(path)) == load_spec(path) == parse_spec(SMALL)
+    path.write_text("name: x\nmodle: {}\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=re.escape(f"{path}:2: modle: no such key in this document. Did you mean 'm")):
+        load_spec(path)
+    path.write_bytes(b"name: \xff\n")
+    with pytest.raises(SpecError, match=r"mine.yaml cannot be read as UTF-8 text"):
+        load_spec(path)
+
+
+def test_an_unknown_recipe_is_refused_with_a_suggestion():
+    expected = "'dinov2-base-layr12' is neither .* Did you mean 'dinov2-base-layer12'. See `elude-steer recipes list`."
+    with pytest.raises(SpecError, match=expected):
+        load_spec("dinov2-base-layr12")
+    with pytest.raises(SpecError, match=r"'nowhere/x.yaml' is neither a file nor a shipped recipe. See"):
+        load_spec("nowhere/x.yaml")
+
+
+def test_an_unknown_steering_recipe_is_refused_with_a_suggestion():
+    with pytest.raises(SpecError, match=r"'llava-dogs' is neither .* Did you mean 'llava-dog'\?"):
+        load_recipe("llava-dogs")
+
+
+def test_recipes_inside_the_package_come_first(tmp_path, monkeypatch):
+    package = tmp_path / "elude_steer"
+    package.mkdir()
+    monkeypatch.setattr(recipe_files, "__file__", str(package / "recipe_files.py"))
+    assert recipes_dir() == tmp_path.resolve() / "recipes"
+    assert list_recipes() == []
+    (package / "recipes" / "steering").mkdir(parents=True)
+    (package / "recipes" / "steering" / "b.yaml").write_text("name: b\n", encoding="utf-8")
+    (package / "recipes" / "steering" / "a.yaml").write_text("# Says a.\nname: a\n", encoding="utf-8")
+    assert [(r.kind, r.name, r.summary) for r in list_recipes()] == [
+        ("steering", "a", "Says a."),
+        ("steering", "b", ""),
+    ]
+
+
+# Steering recipes
+
+
+@pytest.fixture
+def write_recipe(tmp_path):
+    def write(text=STEERING):
+        path = tmp_path / "recipes" / "mine.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def steering_problems(path):
+    for load in (load_recipe, load_any_recipe):
+        with pytest.raises(SpecError) as caught:
+            load(path)
+    return [problem.removeprefix(str(path)) for problem in caught.value.problems]
+
+
+def test_a_steering_recipe_is_read(write_recipe):
+    found = load_recipe(write_recipe())
+    assert (found.name, found.atlas, found.max_new_tokens) == ("mine", "toyland", 64)
+    first, second = found.steps
+    assert (first.minus, first.plus, first.where) == (("dog",), ("biker", "no"), (1.0, 2.5, 30.0, 40.0))
+    assert first.settings == SteeringSpec(mode="place", gamma=-3.0, nu="all")
+    assert first.expect == ExpectSpec(("dog",), ("man",))
+    assert second == StepSpec(minus=("cat",))
+    assert found.prompt == "Describe this image in one sentence."
+
+
+def test_the_image_is_relative_to_the_recipe(write_recipe, monkeypatch, tmp_path):
+    path = write_recipe()
+    expected = str(path.parent / "images" / "dog.png")
+    assert load_recipe(path).image == expected
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/mine.yaml").image == expected  # whatever the folder it is called from
+    assert load_recipe(write_recipe(STEERING.replace("images/dog.png", "../dog.png"))).image == str(
+        tmp_path / "dog.png"
+    )
+    assert load_recipe(write_recipe(STEERING.replace("images/dog.png", "/x/dog.png"))).image == "/x/dog.png"
+    assert load_recipe(write_recipe(STEERING.replace("image: images/dog.png\n", ""))).image is None
+
+
+def test_a_document_with_steps_is_a_steering_recipe(write_recipe):
+    assert isinstance(load_any_recipe(write_recipe()), Recipe)
+    assert isinstance(load_any_recipe(write_recipe(SMALL)), AtlasSpec)
+    assert isinstance(load_any_recipe(write_recipe(SMALL + "# steps: a comment\n")), AtlasSpec)
+    assert isinstance(load_any_recipe(write_recipe(STEERING.replace("steps:", "steps :"))), Recipe)
+
+
+@pytest.mark.parametrize("steps", ["steps: []", "steps: [ ]"])
+def test_a_recipe_without_steps_is_refused(write_recipe, steps):
+    (problem,) = steering_problems(write_recipe(f"name: mine\natlas: toyland\n{steps}\n"))
+    assert problem == ": steps is empty; give at least one edit."
+
+
+def test_all_problems_of_a_steering_recipe_are_reported_together(write_recipe):
+    text = """\
+name: mine
+atals: toyland
+steps:
+  - minus: dog
+    setings: {gamma: 1}
+  - plus: [on]
+    settings: {gama: 1, nu: al, kappa: 0, mode: push}
+    expect: {gon: [dog]}
+  - where: [a]
+max_new_tokens: 0
+"""
+    assert steering_problems(write_recipe(text)) == [
+        ":2: atals: no such key in this document. Did you mean 'atlas'?",
+        ":4: steps[0].minus: must be a list, not 'dog': write [one, two].",
+        ":5: steps[0].setings: no such key in steps[0]. Did you mean 'settings'?",
+        ':6: steps[1].plus[0]: must be text, not on: YAML reads `on` as true: write "on" in quotes.',
+        ":7: steps[1].settings.gama: no such key in steps[1].settings. Did you mean 'gamma'?",
+        ":7: steps[1].settings.nu: must be a whole number of at least 1, all or null, not 'al'. Did you mean 'all'?",
+        ":7: steps[1].settings.kappa: must be a whole number of at least 1 or null, not 0.",
+        ":7: steps[1].settings.mode: must be scale, place or null, not 'push'.",
+        ":8: steps[1].expect.gon: no such key in steps[1].expect. Did you mean 'gone'?",
+        ":9: steps[2].where[0]: must be a finite number, not 'a'.",
+        ":10: max_new_tokens: must be a whole number of at least 1, not 0.",
+        ":1: atlas: missing, and has no default: give it text.",
+    ]
+
+
+def test_a_document_of_the_other_kind_is_refused(write_recipe):
+    with pytest.raises(SpecError, match=r"mine\.yaml:1: steps: missing, and has no default: give it a list\."):
+        load_recipe(write_recipe(SMALL))
+    with pytest.raises(SpecError, match="steps: no such key"):
+        load_spec(write_recipe())
+
+
+def test_the_mask_is_relative_to_the_recipe(write_recipe, monkeypatch, tmp_path):
+    text = "name: a\natlas: b\nsteps: [{plus: [dog], mask: marks/one.png}, {minus: [cat]}, {mask: /x/y.png}]\n"
+    path = write_recipe(text)
+    expected = [str(path.parent / "marks" / "one.png"), None, "/x/y.png"]
+    assert [step.mask for step in load_recipe(path).steps] == expected
+    monkeypatch.chdir(tmp_path)
+    assert [step.mask for step in load_recipe("recipes/mine.yaml").steps] == expected  # whatever the folder
+    assert load_recipe(write_recipe(text.replace("marks/", "../"))).steps[0].mask == str(tmp_path / "one.png")
+    assert parse_document(Recipe, text).steps[0].mask == "marks/one.png"  # only a file has a place
+
+
+def test_a_mask_is_optional(write_recipe):
+    assert StepSpec().mask is None
+    assert [step.mask for step in load_recipe(write_recipe()).steps] == [None, None]
+    assert load_recipe(write_recipe(STEERING.replace("where: [1, 2.5, 30, 40]", "mask: null"))).steps[0].mask is None
+
+
+def test_a_step_has_a_box_or_a_mask_but_not_both(write_recipe):
+    text = STEERING + "  - plus: [hat]\n    where: [1, 2, 3, 4]\n    mask: mark.png\n"
+    (problem,) = steering_problems(write_recipe(text))
+    assert problem == ": step 3 has both where and mask; give only one."
+    assert load_recipe(write_recipe(text.replace("    where: [1, 2, 3, 4]\n", ""))).steps[2].where == ()
+    assert load_recipe(write_recipe(text.replace("    mask: mark.png\n", ""))).steps[2].mask is None
+
+
+@pytest.mark.parametrize("mask", ["[a.png]", "5", "''", "{a: b}", "None"])
+def test_a_mask_is_the_name_of_a_file(write_recipe, mask):
+    (problem,) = steering_problems(write_recipe(f"name: a\natlas: b\nsteps:\n  - plus: [dog]\n    mask: {mask}\n"))
+    assert problem.startswith(":5: steps[0].mask: must be text or null, not ")
