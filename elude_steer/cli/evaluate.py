@@ -101,13 +101,13 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     elude-steer compare --work work --out results
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
     """  # noqa: D301
-    from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size, check_methods
+    from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size, find_methods
     from elude_steer.evaluation.compare.run import Comparison
     from elude_steer.evaluation.compare.table import write_results
     from elude_steer.utils.parallel import launch
 
     hide_loading_bars()
-    names = check_methods(methods or METHODS)
+    chosen = find_methods(methods or METHODS)
     check_folder(out)
     alone = "WORLD_SIZE" not in os.environ
     count = processes or os.cpu_count() or 1
@@ -115,7 +115,7 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
         options = ["--work", str(work), "--out", str(out), *(["--small"] if small else [])]
         launch(count, ["compare", *options, *(part for method in methods for part in ("--method", method))])
     comparison = Comparison(work, SMALL if small else Size(), print_progress)
-    rows = comparison.run(names)  # reads the results if other processes have computed them
+    rows = comparison.run(chosen)  # reads the results if other processes have computed them
     if alone:
         click.echo(write_results(comparison, rows, out))
 

@@ -1,7 +1,7 @@
-"""Sparse autoencoders to hold sub-units against: seven kinds and a transcoder, as one small network, and its training.
+"""Sparse autoencoders as baselines: seven kinds and a transcoder in one small network, and their training.
 
-Written by hand because overcomplete has neither Matryoshka nor a transcoder and needs torchvision; what both have is
-compared in the tests where it imports.
+They are written by hand because overcomplete has neither Matryoshka nor a transcoder and needs torchvision. Where
+overcomplete can be imported, tests compare the kinds that both have.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
 
 Kind = Literal[
     "vanilla", "topk", "batch_topk", "jumprelu", "matryoshka", "archetypal", "matching_pursuit", "transcoder"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that Matryoshka's levels use
+_NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that each level of Matryoshka uses
 _RELAXED = 1.0  # how far an archetype may leave the convex hull of the points
-_BAND = 0.03  # around JumpReLU's threshold, in which it learns
+_BAND = 0.03  # width around JumpReLU's threshold in which it gets a gradient
 
 
 @dataclass(frozen=True)
 class SaeSpec:
-    """How one is trained; the defaults are the paper's.
+    """Training settings of an SAE; the defaults are the paper's.
 
     Attributes:
-        kind: which.
-        latents: how many.
-        active: latents a token, for kinds that count them; a share of all where it is below one (archetypal: 0.1).
-        sparsity: what sparsity weighs: L1 for vanilla and the transcoder, L0 for JumpReLU.
-        revive: what latents that did not fire weigh.
-        learning_rate: of Adam, at its highest.
+        kind: the kind of SAE.
+        latents: number of latents.
+        active: active latents per token, for kinds that fix their number; below one, a share of all latents
+            (archetypal: 0.1).
+        sparsity: weight of the sparsity penalty: L1 for vanilla and the transcoder, L0 for JumpReLU.
+        revive: weight of the loss term that revives latents that stopped firing.
+        learning_rate: the highest learning rate of Adam.
         epochs: passes over the tokens.
-        batch_size: tokens a step.
-        seed: of the first weights and of the order.
+        batch_size: tokens per step.
+        seed: for the initial weights and the order of tokens.
     """
 
     kind: Kind
@@ -60,22 +62,22 @@ class SaeSpec:
 
     @property
     def count(self) -> int:
-        """How many latents fire for a token."""
-        wanted = self.active * self.latents if self.active < 1 else self.active
-        return max(1, min(self.latents, round(wanted)))
+        """Number of latents that fire for a token."""
+        active = self.active * self.latents if self.active < 1 else self.active
+        return max(1, min(self.latents, round(active)))
 
 
 class Sae(nn.Module):
-    """Codes of what a layer gives, and back; of a transcoder, from what the layer is given to what it gives.
+    """An autoencoder of a layer's output; a transcoder maps the layer's input to its output.
 
-    Inside, inputs and targets are centred and of unit scale; outside, codes are in the units of the target, as every
-    row of `dictionary` has length 1.
+    Internally, inputs and targets are centred and scaled to unit variance. Codes are returned in the scale of the
+    target, since every row of `dictionary` has length 1.
     """
 
     def __init__(self, spec: SaeSpec, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         super().__init__()
         self.spec = spec
-        generator = torch.Generator().manual_seed(spec.seed)  # on the CPU, so that every device begins alike
+        generator = torch.Generator().manual_seed(spec.seed)  # on the CPU: the same weights for every device
         device = targets.device
         for name, values in (("input", inputs), ("target", targets)):
             mean = values.double().mean(0)
@@ -100,21 +102,25 @@ class Sae(nn.Module):
             self.encoder_bias = nn.Parameter(torch.zeros(spec.latents, device=device))
         if spec.kind == "jumprelu":
             self.log_threshold = nn.Parameter(torch.full((spec.latents,), math.log(0.1), device=device))
-        self.register_buffer("threshold", torch.tensor(-1.0, device=device))  # of the batch kinds, at rest
+        self.register_buffer(
+            "threshold", torch.tensor(-1.0, device=device)
+        )  # of batch_topk and matryoshka in eval mode
         self.input_mean: torch.Tensor
         self.input_scale: torch.Tensor
         self.target_mean: torch.Tensor
         self.target_scale: torch.Tensor
         self.threshold: torch.Tensor
         self.points: torch.Tensor
-        if spec.kind == "archetypal":  # so many of them at once, none of length 1: begin with sums of the right length
-            some = inputs[:: max(1, len(inputs) // 2048)]
+        if spec.kind == "archetypal":
+            # Many archetypes are active at once and none has length 1: scale the encoder so that sums have the right
+            # length.
+            sample = inputs[:: max(1, len(inputs) // 2048)]
             with torch.no_grad():
-                made, wanted = self(some)[1] @ self.dictionary(), (some - self.target_mean) / self.target_scale
-                self.encoder.mul_(((made * wanted).sum() / made.square().sum().clamp_min(1e-12)).clamp_min(1e-6))
+                output, target = self(sample)[1] @ self.dictionary(), (sample - self.target_mean) / self.target_scale
+                self.encoder.mul_(((output * target).sum() / output.square().sum().clamp_min(1e-12)).clamp_min(1e-6))
 
     def dictionary(self) -> torch.Tensor:
-        """The latents' directions, `(latents, d_out)`, each of length 1 (archetypes: as long as they are)."""
+        """The latents' directions, `(latents, d_out)`, each of length 1; archetypes keep their own length."""
         if self.spec.kind != "archetypal":
             return F.normalize(self.atoms, dim=1)
         share = self.mixture.clamp_min(0)
@@ -123,14 +129,14 @@ class Sae(nn.Module):
         return (share @ self.points + relaxed) * self.log_radius.exp()
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What latents would say before they are made sparse, and what they say, `(tokens, latents)` each."""
+        """Activations before and after they are made sparse, `(tokens, latents)` each."""
         x = (x.float() - self.input_mean) / self.input_scale
         if self.spec.kind == "matching_pursuit":
-            return self._pursued(x)
+            return self._pursue(x)
         before = x @ self.encoder.T + self.encoder_bias
-        return before, self._sparse(before)
+        return before, self._sparsify(before)
 
-    def _sparse(self, before: torch.Tensor) -> torch.Tensor:
+    def _sparsify(self, before: torch.Tensor) -> torch.Tensor:
         kind, fired = self.spec.kind, before.relu()
         if kind in ("vanilla", "transcoder"):
             return fired
@@ -139,40 +145,40 @@ class Sae(nn.Module):
         if kind in ("topk", "archetypal"):
             top = fired.topk(self.spec.count, dim=-1)
             return torch.zeros_like(fired).scatter(-1, top.indices, top.values)
-        least = self.threshold
-        if self.training:  # the batch as a whole has so many
-            least = fired.flatten().topk(self.spec.count * len(fired)).values[-1].detach()
-            self.threshold.copy_(least if self.threshold < 0 else 0.9 * self.threshold + 0.1 * least)
-        return fired * (fired >= least.clamp_min(1e-12))
+        threshold = self.threshold
+        if self.training:  # `count` latents per token on average over the batch
+            threshold = fired.flatten().topk(self.spec.count * len(fired)).values[-1].detach()
+            self.threshold.copy_(threshold if self.threshold < 0 else 0.9 * self.threshold + 0.1 * threshold)
+        return fired * (fired >= threshold.clamp_min(1e-12))
 
-    def _pursued(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Greedily, one latent after the other, each for what those before it left."""
-        atoms, left = self.dictionary(), x
+    def _pursue(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Matching pursuit: greedily pick one latent after another, each for the residual of those before."""
+        atoms, residual = self.dictionary(), x
         codes = torch.zeros(len(x), len(atoms), device=x.device)
         first = None
         for _ in range(self.spec.count):
-            match = left @ atoms.T
+            match = residual @ atoms.T
             first = match if first is None else first
-            value, at = match.max(1)
+            value, index = match.max(1)
             value = value.clamp_min(0)
-            codes = codes.scatter_add(1, at[:, None], value[:, None])
-            left = left - value[:, None] * atoms[at]
+            codes = codes.scatter_add(1, index[:, None], value[:, None])
+            residual = residual - value[:, None] * atoms[index]
         return first if first is not None else codes, codes
 
     @torch.no_grad()
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """The codes of some tokens, `(…, latents)`, in the units of the target."""
+        """Codes of tokens, `(…, latents)`, in the scale of the target."""
         flat = x.reshape(-1, x.shape[-1])
         return (self(flat)[1] * self.target_scale).reshape(*x.shape[:-1], -1)
 
     @torch.no_grad()
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """What codes stand for, `(…, d_out)`."""
+        """Reconstruct the target from codes, `(…, d_out)`."""
         return codes @ self.dictionary() + self.target_mean
 
 
 class _JumpRelu(torch.autograd.Function):
-    """x above a threshold, else 0; the threshold learns from what lies close to it."""
+    """x above a threshold, else 0; values close to the threshold give it a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -187,7 +193,7 @@ class _JumpRelu(torch.autograd.Function):
 
 
 class _Fires(torch.autograd.Function):
-    """1 above a threshold, else 0, with the same way of learning."""
+    """1 above a threshold, else 0; the threshold gets its gradient in the same way."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -206,19 +212,19 @@ def train_sae(
     inputs: torch.Tensor,
     targets: torch.Tensor | None = None,
     *,
-    step: Callable[[int], object] | None = None,
+    on_epoch: Callable[[int], object] | None = None,
 ) -> Sae:
-    """A trained SAE; the same spec and tokens give the same bits on one thread.
+    """Train an SAE; on one thread, the same spec and tokens give the same bits.
 
     Args:
-        spec: which, and how.
-        inputs: `(tokens, d)` what it reads: what the layer gives, or for a transcoder what the layer is given.
-        targets: `(tokens, d_out)` what it should give, for a transcoder; by default what it reads.
-        step: told after every epoch.
+        spec: the kind and the training settings.
+        inputs: `(tokens, d)` the layer's outputs, or for a transcoder the layer's inputs.
+        targets: `(tokens, d_out)` what the SAE should reconstruct; by default its inputs.
+        on_epoch: called with 1 after every epoch.
     """
     targets = inputs if targets is None else targets
     if len(inputs) < 2 or len(inputs) != len(targets):
-        raise SpecError(f"an SAE learns from two tokens or more and as many targets: {len(inputs)}, {len(targets)}.")
+        raise SpecError(f"an SAE needs at least two tokens, and as many targets, not {len(inputs)} and {len(targets)}.")
     if not (torch.isfinite(inputs).all() and torch.isfinite(targets).all()):
         raise SpecError("the tokens are not finite numbers; an SAE cannot learn from them.")
     sae = Sae(spec, inputs, targets).to(inputs.device)
@@ -226,7 +232,7 @@ def train_sae(
     optimizer = torch.optim.Adam(sae.parameters(), lr=spec.learning_rate)
     size = min(spec.batch_size, len(inputs))
     total = spec.epochs * (len(inputs) // size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: _rate(at, total))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, total))
     silent = torch.zeros(spec.latents, device=inputs.device)  # steps since each latent fired
     for _ in range(spec.epochs):
         order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
@@ -239,29 +245,30 @@ def train_sae(
             optimizer.step()
             schedule.step()
             silent = torch.where((codes > 0).any(0), 0, silent + 1)
-        if step:
-            step(1)
+        if on_epoch:
+            on_epoch(1)
     return sae.eval().requires_grad_(False)
 
 
-def _rate(at: int, total: int) -> float:
-    """Up for a twentieth of the steps, then down along a cosine."""
+def _learning_rate_factor(step: int, total: int) -> float:
+    """Warm up for a twentieth of the steps, then decay along a cosine."""
     rise = max(1, total // 20)
-    return (at + 1) / rise if at < rise else 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, total - rise)))
+    return (step + 1) / rise if step < rise else 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total - rise)))
 
 
 def _loss(
     sae: Sae, inputs: torch.Tensor, targets: torch.Tensor, silent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of a batch and its codes."""
     spec, atoms = sae.spec, sae.dictionary()
-    wanted = (targets.float() - sae.target_mean) / sae.target_scale
+    scaled = (targets.float() - sae.target_mean) / sae.target_scale
     before, codes = sae(inputs)
     if spec.kind == "matryoshka":
         ends = [max(1, round(share * spec.latents)) for share in _NESTED]
-        parts = [(codes[:, :end] @ atoms[:end] - wanted).square().mean() for end in ends]
+        parts = [(codes[:, :end] @ atoms[:end] - scaled).square().mean() for end in ends]
         loss = torch.stack(parts).mean()
     else:
-        loss = (codes @ atoms - wanted).square().mean()
+        loss = (codes @ atoms - scaled).square().mean()
     if spec.kind in ("vanilla", "transcoder"):
         loss = loss + spec.sparsity * codes.sum(1).mean()
     if spec.kind == "jumprelu":
@@ -274,7 +281,7 @@ def _loss(
 
 
 def _archetypes(targets: torch.Tensor, spec: SaeSpec, generator: torch.Generator) -> torch.Tensor:
-    """Points of which archetypes are mixed: centres of the tokens, as many as there are latents."""
+    """The points that archetypes are mixtures of: as many cluster centres of the tokens as there are latents."""
     from sklearn.cluster import MiniBatchKMeans
 
     rows = torch.randperm(len(targets), generator=generator)[: 20 * spec.latents]
@@ -285,11 +292,11 @@ def _archetypes(targets: torch.Tensor, spec: SaeSpec, generator: torch.Generator
 
 @dataclass(frozen=True)
 class Quality:
-    """How well an SAE does what it is trained for.
+    """How well an SAE fits its tokens.
 
     Attributes:
-        r2: share of the target's variance that it gives again.
-        active: latents that fire for a token.
+        r2: share of the target's variance that it reconstructs.
+        active: mean number of latents that fire for a token.
         dead: share of latents that never fire.
     """
 
@@ -300,7 +307,7 @@ class Quality:
 
 @torch.no_grad()
 def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> Quality:
-    """Over some tokens, in pieces."""
+    """Measure an SAE on tokens, in batches that bound the memory."""
     targets = inputs if targets is None else targets
     error, fired, ever = 0.0, 0, torch.zeros(sae.spec.latents, dtype=torch.bool)
     for x, y in zip(inputs.split(8192), targets.split(8192), strict=True):
@@ -314,30 +321,41 @@ def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None)
     )
 
 
-def grid_of(spec: SaeSpec, rates: Sequence[float] = (1e-4, 5e-4, 1e-3)) -> list[SaeSpec]:
-    """Nine settings around a spec, of the paper's values.
+def make_grid(spec: SaeSpec, rates: Sequence[float] = (1e-4, 5e-4, 1e-3)) -> list[SaeSpec]:
+    """Nine variants of a spec, with the paper's values.
 
-    Learning rates, and what sparsity weighs; kinds that count their latents have no such weight, and vary what silent
-    latents weigh. The paper crosses all three where there are three.
+    They vary the learning rate and the weight of the sparsity penalty. Kinds with a fixed number of active latents have
+    no such penalty and vary `revive` instead. The paper crosses all three settings where a kind has three.
     """
-    other: dict[str, tuple[str, Sequence[float]]] = {
+    penalties: dict[str, tuple[str, Sequence[float]]] = {
         "vanilla": ("sparsity", (1e-3, 5e-3, 2e-2)),
         "transcoder": ("sparsity", (1e-3, 5e-3, 2e-2)),
         "jumprelu": ("sparsity", (1e-4, 1e-3, 1e-2)),
     }
-    name, values = other.get(spec.kind, ("revive", (1e-5, 1e-4, 1e-3)))
-    own: list[dict[str, Any]] = [{"learning_rate": rate, name: value} for rate in rates for value in values]
-    return [replace(spec, **one) for one in own]
+    name, values = penalties.get(spec.kind, ("revive", (1e-5, 1e-4, 1e-3)))
+    points: list[dict[str, Any]] = [{"learning_rate": rate, name: value} for rate in rates for value in values]
+    return [replace(spec, **point) for point in points]
 
 
-def best_of(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
-    """The paper's choice: the highest mean of 1 - error and 1 - active latents, each scaled to what was tried."""
+def choose_best(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
+    """Choose as the paper does: by the mean of 1 - error and 1 - active latents, each scaled to its range."""
 
     def scaled(values: list[float]) -> list[float]:
         low, high = min(values), max(values)
         return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
-    tried = [(spec, q) for spec, q in tried if math.isfinite(q.r2)] or list(tried)  # some may have diverged
+    tried = [(spec, q) for spec, q in tried if math.isfinite(q.r2)] or list(tried)  # leave out those that diverged
     errors, active = scaled([1 - q.r2 for _, q in tried]), scaled([q.active for _, q in tried])
-    marks = [(1 - error) / 2 + (1 - many) / 2 for error, many in zip(errors, active, strict=True)]
-    return tried[marks.index(max(marks))][0]
+    scores = [(1 - error) / 2 + (1 - count) / 2 for error, count in zip(errors, active, strict=True)]
+    return tried[scores.index(max(scores))][0]
+
+
+def from_sae(name: str, sae: Sae, layer: nn.Module) -> Dictionary:
+    """The latents of an SAE of the layer's output; those of a transcoder read the layer's input."""
+    transcoder, atoms = sae.spec.kind == "transcoder", sae.dictionary()
+    outputs_for = linear_outputs(layer)
+
+    def read(q: torch.Tensor) -> torch.Tensor:
+        return sae.encode(q if transcoder else outputs_for(q))
+
+    return Dictionary(name, read, atoms, sae.target_mean, atoms, torch.zeros(len(atoms), dtype=torch.long))

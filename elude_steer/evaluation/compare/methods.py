@@ -1,36 +1,23 @@
-"""Who takes part in the comparison, with which settings, and how large it is."""
+"""The methods that `compare` runs, with their grids, and the sizes of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.sae import KINDS
 from elude_steer.evaluation.edits.benchmark import Kind
 
+Grids = Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]]
 
-def method_of(kind: str) -> str:
-    """What an autoencoder of a kind is called."""
-    return f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}"
-
-
-RULES = ("gap", "unique")
-SPLITS = {"random split": "random", "k-means on contributions": "pure", "clusters of activations": "activations"}
-METHODS = (
-    *(f"ELUDe ({rule})" for rule in RULES),
-    "raw units",
-    *SPLITS,
-    *(method_of(kind) for kind in KINDS),
-    "difference of means (supervised)",
-)
-SUPERVISED = METHODS[-1:]
-# One size for everybody: 12 points a mode and kind of edit. Latents that stand for a word may be few or many.
-_WHERE = {"kappa": (6, 24), "nu": (6, 10)}
-GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
-    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50), **_WHERE},
-    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_WHERE},
+# Every grid has 12 points for each mode and kind of edit, so that all methods get the same number of trials. A concept
+# may have few latents or many, so kappa and nu vary.
+_COUNTS = {"kappa": (6, 24), "nu": (6, 10)}
+GRIDS: Grids = {
+    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50), **_COUNTS},
+    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_COUNTS},
     ("place", "remove"): {
         "mode": ("place",),
         "gamma": (-15,),
@@ -51,48 +38,98 @@ GRIDS: Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]] = {
         "fit": (0, 0.35),
     },
 }
-SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as the atlas has them
+SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as in the atlas
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a comparison is.
+    """The size of a comparison.
 
     Attributes:
-        seeds: of the token draw.
-        pictures: that are probed and name latents; None as the recipe has it.
-        scenes: that are reported.
-        many: held-out scenes for a second MS-Score.
-        tuning: scenes that settings are chosen on.
-        epochs: of an autoencoder; pursuit, which takes ten times as long a step, has a third of them.
-        trials: points of an autoencoder's grid, on the first seed, with a sixth of its tokens and half of the epochs.
-        grid: values of a steering setting that are tried; None for all.
-        runs: of ELUDe on the tokens of the first seed, for the stability; others have two.
+        seeds: seeds of the token draw.
+        images: images to probe and to label latents with; None for the recipe's number.
+        scenes: held-out scenes to report on.
+        ms_scenes: held-out scenes for a second MS-Score.
+        tuning_scenes: scenes to choose steering settings on.
+        epochs: training epochs of an SAE; matching pursuit, whose steps take ten times as long, has a third of them.
+        trials: points of an SAE's grid, tried on the first seed with a sixth of its tokens and half of the epochs.
+        grid_values: values to try of each steering setting; None for all.
+        runs: runs of ELUDe on the tokens of the first seed, for the stability; the others have two.
     """
 
     seeds: tuple[int, ...] = (42, 123, 999)
-    pictures: int | None = None
+    images: int | None = None
     scenes: int = 500
-    many: int = 3000
-    tuning: int = 48
+    ms_scenes: int = 3000
+    tuning_scenes: int = 48
     epochs: int = 6
     trials: int = 9
-    grid: int | None = None
+    grid_values: int | None = None
     runs: int = 3
 
-
-SMALL = Size(seeds=(42, 123), pictures=120, scenes=8, many=24, tuning=4, epochs=2, trials=1, grid=1, runs=2)
-
-
-def check_methods(methods: Sequence[str]) -> Sequence[str]:
-    """The same, or an error that names those there are."""
-    for method in methods:
-        if method not in METHODS:
-            raise SpecError(f"there is no method '{method}'; there are {', '.join(METHODS)}.")
-    return methods
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values under the keys of size.json, which never change: existing work folders must be recognised."""
+        keys = {"images": "pictures", "ms_scenes": "many", "tuning_scenes": "tuning", "grid_values": "grid"}
+        return {keys.get(name, name): value for name, value in asdict(self).items()}
 
 
-def grids(size: Size) -> dict[tuple[str, Kind], dict[str, Sequence[Any]]]:
-    """What every method tries, by mode and kind of edit."""
-    whole = {at: {**grid, **SETTINGS} for at, grid in GRIDS.items()}
-    return {at: {name: values[: size.grid] for name, values in grid.items()} for at, grid in whole.items()}
+SMALL = Size(
+    seeds=(42, 123), images=120, scenes=8, ms_scenes=24, tuning_scenes=4, epochs=2, trials=1, grid_values=1, runs=2
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that `compare` runs.
+
+    Attributes:
+        name: shown in tables, given to `--method`, and written to results.
+        kind: how its dictionary is made: from an atlas, from the raw units, by another split of the units, by an SAE,
+            or from differences of means.
+        variant: the atlas's winner rule, the split, or the kind of SAE.
+        supervised: whether it is given what each token shows.
+        grids: the steering settings to try, for each mode and kind of edit.
+    """
+
+    name: str
+    kind: Literal["atlas", "units", "split", "sae", "means"]
+    variant: str = ""
+    supervised: bool = False
+    grids: Grids = field(default_factory=lambda: GRIDS, repr=False, compare=False)
+
+    @property
+    def number(self) -> int:
+        """Its position among all methods, which file names contain."""
+        return list(METHODS).index(self.name)
+
+    def grids_for(self, size: Size) -> dict[tuple[str, Kind], dict[str, Sequence[Any]]]:
+        """The settings to try in a comparison of this size."""
+        return {
+            edit: {name: values[: size.grid_values] for name, values in {**grid, **SETTINGS}.items()}
+            for edit, grid in self.grids.items()
+        }
+
+
+# In the order of the table. Files are numbered by it: add new methods at the end.
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("ELUDe (gap)", "atlas", "gap"),
+        Method("ELUDe (unique)", "atlas", "unique"),
+        Method("raw units", "units"),
+        Method("random split", "split", "random"),
+        Method("k-means on contributions", "split", "pure"),
+        Method("clusters of activations", "split", "activations"),
+        *(Method(f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}", "sae", kind) for kind in KINDS),
+        Method("difference of means (supervised)", "means", supervised=True),
+    )
+}
+ELUDE = METHODS["ELUDe (gap)"]  # sets the number of parts and latents of all other methods
+
+
+def find_methods(names: Iterable[str]) -> list[Method]:
+    """The methods with these names; raises for a name that no method has."""
+    for name in (names := list(names)):
+        if name not in METHODS:
+            raise SpecError(f"there is no method '{name}'; there are {', '.join(METHODS)}.")
+    return [METHODS[name] for name in names]

@@ -1,4 +1,4 @@
-"""Autoencoders: each kind is what it is called, learns what was planted, and comes out the same every time."""
+"""Every kind of SAE has the sparsity of its name, learns planted concepts, and is reproducible."""
 
 import math
 import sys
@@ -7,8 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from elude_steer import toyland
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.sae import KINDS, Quality, Sae, SaeSpec, best_of, grid_of, quality, train_sae
+from elude_steer.evaluation.baselines.sae import (
+    KINDS,
+    Quality,
+    Sae,
+    SaeSpec,
+    choose_best,
+    from_sae,
+    make_grid,
+    quality,
+    train_sae,
+)
 from elude_steer.utils import optional
 from tests.helpers.checks import run_in_own_environment, run_script, why_not
 
@@ -16,7 +27,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def planted(tokens=3000, d=24, concepts=32, active=3, seed=0):
-    """Sums of a few of many directions."""
+    """Tokens that are sums of a few of many directions."""
     generator = torch.Generator().manual_seed(seed)
     atoms = torch.nn.functional.normalize(torch.randn(concepts, d, generator=generator), dim=1)
     chosen = torch.rand(tokens, concepts, generator=generator).topk(active, dim=1).indices
@@ -35,7 +46,7 @@ def targets_of(kind, x):
 
 
 @kinds
-def test_it_learns_what_was_planted(kind):
+def test_it_learns_planted_concepts(kind):
     x, _ = planted()
     inputs, targets = targets_of(kind, x)
     found = quality(train_sae(spec_of(kind), inputs, targets), inputs, targets)
@@ -55,7 +66,7 @@ def test_the_same_seed_gives_the_same_bits(kind):
 
 
 @pytest.mark.parametrize("kind", ["topk", "matching_pursuit", "archetypal"])
-def test_no_more_latents_fire_than_may(kind):
+def test_no_more_latents_fire_than_allowed(kind):
     x, _ = planted(300)
     sae = train_sae(spec_of(kind, epochs=2), x)
     assert int((sae.encode(x) > 0).sum(1).max()) <= sae.spec.count
@@ -63,7 +74,7 @@ def test_no_more_latents_fire_than_may(kind):
 
 
 @pytest.mark.parametrize("kind", ["batch_topk", "matryoshka"])
-def test_a_batch_has_so_many_and_a_token_does_not_depend_on_others(kind):
+def test_batch_kinds_reach_their_mean_count_and_tokens_do_not_affect_each_other(kind):
     x, _ = planted(600)
     sae = train_sae(spec_of(kind, epochs=20), x)
     assert float((sae.encode(x) > 0).float().sum(1).mean()) == pytest.approx(3, rel=0.25)
@@ -71,7 +82,7 @@ def test_a_batch_has_so_many_and_a_token_does_not_depend_on_others(kind):
     assert sae.threshold > 0
 
 
-def test_matryoshkas_first_latents_say_more_than_others_first():
+def test_the_first_latents_of_matryoshka_reconstruct_more():
     x, _ = planted()
     found = {}
     for kind in ("matryoshka", "batch_topk"):
@@ -82,7 +93,7 @@ def test_matryoshkas_first_latents_say_more_than_others_first():
     assert found["matryoshka"] < found["batch_topk"]
 
 
-def test_pursuit_takes_what_fits_best_first():
+def test_matching_pursuit_takes_the_best_match_first():
     x, _ = planted(50)
     sae = train_sae(spec_of("matching_pursuit", epochs=1, active=1, latents=6), x)
     unit = (x - sae.target_mean) / sae.target_scale @ sae.dictionary().T
@@ -104,13 +115,13 @@ def test_archetypes_stay_close_to_the_tokens():
 def test_jumprelu_is_zero_below_its_threshold_and_the_threshold_learns():
     x, _ = planted(500)
     sae = train_sae(spec_of("jumprelu", epochs=5), x)
-    codes, least = sae.encode(x) / sae.target_scale, sae.log_threshold.exp()
-    assert bool(((codes == 0) | (codes > least)).all())
+    codes, threshold = sae.encode(x) / sae.target_scale, sae.log_threshold.exp()
+    assert bool(((codes == 0) | (codes > threshold)).all())
     assert float((sae.log_threshold - sae.log_threshold[0]).abs().max()) > 0
 
 
-def test_codes_are_in_the_units_of_the_target():
-    """What is decoded is what the codes say times the directions: the way steering adds it."""
+def test_codes_are_in_the_scale_of_the_target():
+    """Decoding multiplies codes with directions, as steering does."""
     x, _ = planted(200)
     sae = train_sae(spec_of("topk", epochs=2), 50 * x)
     codes = sae.encode(50 * x)
@@ -120,47 +131,85 @@ def test_codes_are_in_the_units_of_the_target():
 
 
 @pytest.mark.parametrize("given", [{"kind": "sparse"}, {"latents": 0}, {"epochs": 0}, {"batch_size": 1}, {"active": 0}])
-def test_what_cannot_be_meant_is_refused(given):
+def test_impossible_specs_are_refused(given):
     with pytest.raises(SpecError, match="an SAE"):
         SaeSpec(**{"kind": "topk", "latents": 4, **given})
 
 
-def test_the_grid_is_the_papers_and_the_choice_too():
-    assert len(grid_of(spec_of("topk"))) == 9
-    assert {one.sparsity for one in grid_of(spec_of("vanilla"))} == {1e-3, 5e-3, 2e-2}
-    assert {s.sparsity for s in grid_of(spec_of("jumprelu"))} == {1e-4, 1e-3, 1e-2}
+def test_the_grid_and_the_choice_follow_the_paper():
+    assert len(make_grid(spec_of("topk"))) == 9
+    assert {one.sparsity for one in make_grid(spec_of("vanilla"))} == {1e-3, 5e-3, 2e-2}
+    assert {s.sparsity for s in make_grid(spec_of("jumprelu"))} == {1e-4, 1e-3, 1e-2}
     one, two, three = (spec_of("topk", seed=i) for i in range(3))
     tried = [(one, Quality(0.9, 20, 0)), (two, Quality(0.88, 4, 0)), (three, Quality(0.1, 2, 0))]
-    assert best_of(tried) == two
+    assert choose_best(tried) == two
 
 
-def test_with_the_same_weights_overcomplete_gives_the_same(tmp_path):
+def test_overcomplete_agrees_given_the_same_weights(tmp_path):
     if not optional.is_installed("overcomplete"):
-        pytest.skip("overcomplete is not here: it needs torchvision; -m slow makes it an environment of its own")
+        pytest.skip("overcomplete is not installed: it needs torchvision; -m slow tests it in its own environment")
     if cause := why_not("overcomplete"):
-        pytest.skip(f"overcomplete does not import here: {cause}")
+        pytest.skip(f"overcomplete cannot be imported: {cause}")
     run_script(sys.executable, "overcomplete_check.py", tmp_path)
 
 
 @pytest.mark.slow
-def test_overcomplete_in_an_environment_of_its_own():
+def test_overcomplete_in_its_own_environment():
     run_in_own_environment("overcomplete_check.py", "baselines", "matplotlib<3.11")  # 0.3.0 needs an older one
 
 
-def test_tokens_that_nothing_can_be_learnt_from_are_refused():
+def test_unusable_tokens_are_refused():
     x = torch.randn(20, 4)
-    for given, targets, line in ((x[:0], None, "two tokens or more"), (x, x[:5], "as many targets: 20, 5"),
+    for given, targets, line in ((x[:0], None, "at least two tokens"), (x, x[:5], "as many targets, not 20 and 5"),
                                  (x * torch.nan, None, "not finite")):  # fmt: skip
         with pytest.raises(SpecError, match=line):
             train_sae(SaeSpec("topk", 8, epochs=1), given, targets)
 
 
-def test_one_that_diverged_is_not_the_best():
+def test_a_diverged_sae_is_not_the_best():
     specs = [SaeSpec("topk", 8, seed=seed) for seed in (1, 2)]
-    assert best_of([(specs[0], Quality(math.nan, 1.0, 0.0)), (specs[1], Quality(0.5, 3.0, 0.0))]) is specs[1]
+    assert choose_best([(specs[0], Quality(math.nan, 1.0, 0.0)), (specs[1], Quality(0.5, 3.0, 0.0))]) is specs[1]
 
 
-def test_constant_tokens_have_a_quality():
+def test_quality_of_constant_tokens_is_finite():
     x = torch.ones(50, 4)
     sae = train_sae(SaeSpec("topk", 8, epochs=1, batch_size=16), x)
     assert math.isfinite(quality(sae, x).r2)
+
+
+@pytest.fixture(scope="module")
+def layer_inputs(steerer):
+    images = [scene.image for scene in toyland.scenes(9, 12)]
+    return torch.cat([steerer.vlm.encode([image])[0].flatten(0, 1) for image in images]).clone()
+
+
+def test_latents_of_an_sae_read_the_output_of_the_layer(steerer, layer_inputs):
+    layer = steerer.vlm.layer
+    with torch.no_grad():
+        outputs = layer(layer_inputs)
+    sae = train_sae(SaeSpec("topk", 200, epochs=3, batch_size=256, learning_rate=3e-3), outputs)
+    dictionary = from_sae("topk SAE", sae, layer)
+    with torch.no_grad():
+        assert torch.equal(dictionary.read(layer_inputs), sae.encode(layer(layer_inputs)))
+        assert torch.allclose(dictionary.reconstruct(layer_inputs), sae.decode(sae.encode(layer(layer_inputs))))
+    assert dictionary.name == "topk SAE"
+
+
+def test_latents_of_a_transcoder_read_the_input_of_the_layer(steerer, layer_inputs):
+    layer = steerer.vlm.layer
+    with torch.no_grad():
+        outputs = layer(layer_inputs)
+    sae = train_sae(SaeSpec("transcoder", 64, epochs=1, batch_size=256), layer_inputs, outputs)
+    dictionary = from_sae("transcoder", sae, layer)
+    assert torch.equal(dictionary.read(layer_inputs), sae.encode(layer_inputs))
+    assert dictionary.write.shape == (64, layer.out_features)
+
+
+def test_an_sae_is_on_the_device_of_its_tokens():
+    """The meta device refuses tensors from another device, as a GPU does."""
+    inputs = torch.zeros(50, 4, device="meta")
+    for kind in sorted(set(KINDS) - {"archetypal"}):  # its points are rows that must hold values
+        sae = Sae(SaeSpec(kind, 8), inputs, inputs)
+        assert {tensor.device.type for tensor in (*sae.parameters(), *sae.buffers())} == {"meta"}
+        if kind not in ("batch_topk", "matryoshka"):
+            assert sae.encode(inputs).shape == (50, 8)

@@ -5,19 +5,11 @@ import json
 import pytest
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.sae import KINDS
-from elude_steer.evaluation.compare.methods import GRIDS, METHODS, SMALL, Size
+from elude_steer.evaluation.compare.methods import METHODS, SMALL, find_methods
 from elude_steer.evaluation.compare.run import Comparison
 from elude_steer.evaluation.compare.table import write_results
-from elude_steer.evaluation.edits.sweep import grid_points
 
-TRIED = ("ELUDe (gap)", "raw units", "k-means on contributions", "topk SAE", "difference of means (supervised)")
-
-
-def test_everybody_has_a_grid_of_one_size():
-    assert {len(grid_points(grid)) for grid in GRIDS.values()} == {12}
-    assert len(METHODS) == len(set(METHODS)) == 2 + 1 + 3 + len(KINDS) + 1
-    assert Size().seeds == (42, 123, 999)
+NAMES = ("ELUDe (gap)", "raw units", "k-means on contributions", "topk SAE", "difference of means (supervised)")
 
 
 def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
@@ -30,28 +22,28 @@ def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
 def test_a_small_comparison(tmp_path, monkeypatch):
     """One test, so that one process does the work."""
     comparison = Comparison(tmp_path / "work", SMALL)
-    rows = comparison.run(TRIED)
-    every_method_and_seed_has_a_row(rows)
-    parts_of_units_are_faithful_and_as_many_as_those_of_elude(rows)
-    assert comparison.stability("raw units") == pytest.approx(1, abs=1e-12)
-    assert comparison.stability("topk SAE") < 0.99
-    assert comparison.repeated("ELUDe (gap)") == 1
-    assert comparison.repeated("raw units") == pytest.approx(1, abs=1e-12)
-    assert comparison.repeated("topk SAE") < 0.99
-    with pytest.raises(SpecError, match="there is no method 'magic'; there are ELUDe"):
-        comparison.run(["magic"])
+    methods = find_methods(NAMES)
+    rows = comparison.run(methods)
+    check_that_every_method_and_seed_has_a_row(rows)
+    check_that_splits_are_faithful_and_have_as_many_parts_as_elude(rows)
+    raw, sae, elude = METHODS["raw units"], METHODS["topk SAE"], METHODS["ELUDe (gap)"]
+    assert comparison.stability_across_draws(raw) == pytest.approx(1, abs=1e-12)
+    assert comparison.stability_across_draws(sae) < 0.99
+    assert comparison.stability_across_runs(elude) == 1
+    assert comparison.stability_across_runs(raw) == pytest.approx(1, abs=1e-12)
+    assert comparison.stability_across_runs(sae) < 0.99
     table = write_results(comparison, rows, tmp_path).read_text()
-    for method in TRIED:
-        assert table.count(f"| {method} |") == 1 + 8  # what latents mean; two modes of two kinds of edits at two points
+    for name in NAMES:
+        assert table.count(f"| {name} |") == 1 + 8  # what latents mean; two modes of two kinds of edits at two points
     assert (tmp_path / "toyland-pareto.png").stat().st_size > 1000
     assert len(json.loads((tmp_path / "toyland.json").read_text())) == len(rows)
-    again = Comparison(comparison.work, SMALL)  # goes on where it was
-    monkeypatch.setattr(Comparison, "lexicon", lambda *_: pytest.fail("done already"))
-    assert again.run(TRIED) == rows
+    resumed = Comparison(comparison.work, SMALL)
+    monkeypatch.setattr(Comparison, "label", lambda *_: pytest.fail("this was done before"))
+    assert resumed.run(methods) == rows
 
 
-def every_method_and_seed_has_a_row(rows):
-    assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in TRIED for s in SMALL.seeds]
+def check_that_every_method_and_seed_has_a_row(rows):
+    assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in NAMES for seed in SMALL.seeds]
     for row in rows:
         assert 0 <= row["clean"] <= 1
         for part in ("scale remove", "scale replace", "place remove", "place replace"):
@@ -61,12 +53,12 @@ def every_method_and_seed_has_a_row(rows):
             assert row[part]["cleanest"]["edits"] == row[part]["edits"]
 
 
-def parts_of_units_are_faithful_and_as_many_as_those_of_elude(rows):
-    of = {(row["method"], row["seed"]): row for row in rows}
+def check_that_splits_are_faithful_and_have_as_many_parts_as_elude(rows):
+    found = {(row["method"], row["seed"]): row for row in rows}
     for seed in SMALL.seeds:
-        assert of["ELUDe (gap)", seed]["latents"] == of["k-means on contributions", seed]["latents"]
-        assert of["topk SAE", seed]["latents"] == of["ELUDe (gap)", seed]["latents"]
-        for method in ("ELUDe (gap)", "raw units", "k-means on contributions"):
-            assert of[method, seed]["R2"] == pytest.approx(1, abs=1e-5)
-            assert of[method, seed]["same captions"] == 1
-        assert of["topk SAE", seed]["R2"] < 0.999
+        assert found["ELUDe (gap)", seed]["latents"] == found["k-means on contributions", seed]["latents"]
+        assert found["topk SAE", seed]["latents"] == found["ELUDe (gap)", seed]["latents"]
+        for name in ("ELUDe (gap)", "raw units", "k-means on contributions"):
+            assert found[name, seed]["R2"] == pytest.approx(1, abs=1e-5)
+            assert found[name, seed]["same captions"] == 1
+        assert found["topk SAE", seed]["R2"] < 0.999

@@ -1,0 +1,91 @@
+"""Dictionaries of units and of their parts: raw units, the sub-units of an atlas, and other ways to split units."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
+from elude_steer.evaluation.baselines.dictionary import Dictionary
+from elude_steer.method.clustering import distances
+from elude_steer.method.contributions import cluster_means, contributions, representatives
+from elude_steer.method.layers import SubUnits, layer_parameters, sub_unit_parameters
+from elude_steer.method.splitting import random_memberships, split_unit
+
+Split = Literal["random", "pure", "activations"]
+
+
+def from_members(name: str, layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> Dictionary:
+    """Parts of units, from the inputs that each part owns, `(S, d_in)` bool, and the unit of each part, `(S,)`."""
+    weight, bias = (tensor.float() for tensor in layer_parameters(layer))
+    unit_of_row = units.to(weight.device)
+    rows = SubUnits(*sub_unit_parameters(weight, bias, members.to(weight.device), unit_of_row), unit_of_row)
+    base = torch.zeros_like(weight[:, 0])
+    return Dictionary(name, rows.activations, F.one_hot(unit_of_row, len(weight)).float(), base, rows.weight, units)
+
+
+def from_atlas(name: str, layer: nn.Module, atlas: Atlas) -> Dictionary:
+    """The sub-units of an atlas."""
+    return from_members(name, layer, atlas.members(), atlas.units)
+
+
+def raw_units(name: str, layer: nn.Module) -> Dictionary:
+    """The units without any split."""
+    weight, _ = layer_parameters(layer)
+    return from_members(name, layer, torch.ones(weight.shape, dtype=torch.bool), torch.arange(len(weight)))
+
+
+def split_units(
+    name: str, split: Split, layer: nn.Module, store: TokenStore, atlas: Atlas, *, seed: int = 42
+) -> Dictionary:
+    """The units of an atlas, divided into as many parts in another way.
+
+    Args:
+        name: the method's name.
+        split: `random` assigns inputs at random; `pure` clusters contributions by k-means, as PURE does; `activations`
+            clusters the inputs themselves by Ward's method, as DNRwCV does. Our split turns the clusters into parts.
+        layer: the layer to split.
+        store: the instances that the atlas was built from.
+        atlas: gives the number of parts, the number of instances of each unit, and the rule that assigns inputs.
+        seed: for the random split and for k-means.
+    """
+    weight, bias = (tensor.float().cpu() for tensor in layer_parameters(layer))
+    spec = atlas.about["spec"]
+    counts = torch.bincount(atlas.units, minlength=atlas.d_out).tolist()
+    members = []
+    for start in range(0, len(weight), 32):
+        stop = min(start + 32, len(weight))
+        _, rows = strongest_instances(store, weight[start:stop], bias[start:stop], spec["clusters"]["top_k"])
+        for unit in range(start, stop):
+            parts = counts[unit]
+            if parts < 2 or split == "random":
+                members.append(random_memberships(parts, atlas.d_in, seed * 1_000_003 + unit))
+                continue
+            q = store.gather(rows[unit - start].numpy())
+            c = contributions(q, weight[unit])
+            labels = torch.from_numpy(_cluster(split, c, q, parts, seed))
+            centres = representatives(c, labels, torch.ones(len(c)), parts)
+            rule = spec["split"]["winner_rule"]
+            means = cluster_means(q, labels, parts)
+            members.append(split_unit(centres, means, weight[unit], float(bias[unit]), winner_rule=rule).members)
+    units = torch.repeat_interleave(torch.arange(len(weight)), torch.tensor([len(one) for one in members]))
+    return from_members(name, layer, torch.cat(members), units)
+
+
+def _cluster(split: Split, c: torch.Tensor, q: torch.Tensor, parts: int, seed: int) -> np.ndarray:
+    """A cluster number for each instance, from its contributions `c` or its inputs `q`."""
+    if split == "pure":
+        from sklearn.cluster import KMeans
+
+        return np.asarray(KMeans(parts, n_init=1, random_state=seed).fit_predict(c.numpy())).astype(np.int64)
+    from scipy.cluster.hierarchy import cut_tree, linkage
+    from scipy.spatial.distance import squareform
+
+    # scipy would compute the distances pair by pair, which is most of its time; products are much faster.
+    tree = linkage(squareform(distances(q).numpy(), checks=False), "ward")
+    return np.asarray(cut_tree(tree, n_clusters=parts)[:, 0]).astype(np.int64)

@@ -1,0 +1,82 @@
+"""How well a method's dictionary steers: settings are chosen on some scenes and scored on others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elude_steer.evaluation.baselines.dictionary import Dictionary, NamedDictionary
+from elude_steer.evaluation.edits.benchmark import Kind, World, make_tasks, run_edits, summarize
+from elude_steer.evaluation.edits.sweep import best_point, plan_or_empty, sweep
+from elude_steer.evaluation.measures.faithfulness import caption_agreement
+from elude_steer.models.matcher import Matcher
+from elude_steer.models.prefix_cache import image_batches
+from elude_steer.models.vlm import Vlm
+from elude_steer.steering.steerer import Steerer, caption_unsteered
+
+
+@dataclass(frozen=True, eq=False)
+class EditTrial:
+    """The scenes that every method edits.
+
+    Attributes:
+        vlm: the model.
+        matcher: finds the latents of a concept.
+        tuning: scenes to choose settings on.
+        reported: scenes to score them on.
+        work: where sweeps store their captions.
+    """
+
+    vlm: Vlm
+    matcher: Matcher
+    tuning: World
+    reported: World
+    work: Path
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """Captions of the reported scenes without any edit."""
+        captions: list[str] = []
+        for _, images in image_batches(self.vlm, self.reported.cases, lambda case: case.image, 32):
+            captions += caption_unsteered(self.vlm, images)
+        return captions
+
+    def caption_agreement(self, dictionary: Dictionary) -> float:
+        """Share of captions that stay the same when the dictionary's reconstruction replaces the layer's output."""
+        images = [case.image for case in self.reported.cases]
+        return caption_agreement(self.vlm, _Reconstruction(dictionary), images, size=32, said=self.baselines)
+
+    def steer(self, latents: NamedDictionary, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Choose the best points of a grid on the tuning scenes, and score them on the reported ones.
+
+        The result is for the point with the highest harmonic mean. `cleanest` holds the point with most edits that
+        changed nothing else, because the mean does not count what is invented.
+        """
+        steerer = Steerer(self.vlm, latents, self.matcher)
+        points = sweep(steerer, self.tuning, kind, grid, work=self.work)
+        tasks = make_tasks(self.reported, self.baselines, kind)
+
+        @cache
+        def score(number: int) -> dict[str, Any]:
+            settings = points[number].settings
+            outcomes = run_edits(steerer, self.reported, tasks, lambda task: plan_or_empty(steerer, task, settings))
+            return {"settings": dict(settings), **summarize(kind, outcomes).to_dict()}
+
+        best, cleanest = (points.index(best_point(points, by, min_kept=0.0)) for by in ("harmonic", "clean"))
+        return {"tried": len(points), **score(best), "cleanest": score(cleanest)}
+
+
+class _Reconstruction(torch.nn.Module):
+    """A dictionary in place of the layer that it was made from."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return self.dictionary.reconstruct(q)
