@@ -76,9 +76,7 @@ def find_command(words):
 
 def headings(path):
     """The anchors of a document, as GitHub makes them."""
-    titles = re.findall(
-        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M), re.M
-    )
+    titles = re.findall(r"^#+ (.*)$", without_blocks(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
