@@ -19,7 +19,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, ImageError, ModelError, SpecError, did_you_mean
-from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
+from elude_steer.models.loading import (
+    as_dtype,
+    check_device,
+    explain_load_errors,
+    load_image_processor,
+    load_pretrained,
+    load_tokenizer,
+)
 from elude_steer.utils import optional
 from elude_steer.utils.files import home, resolve_id
 
@@ -116,22 +123,19 @@ def load_dual_encoder(
 def _of_transformers(
     id: str, revision: str | None, device: str | torch.device, dtype: Any, trust_remote_code: bool
 ) -> DualEncoder:
-    from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
-    source = resolve_id(id)
-    which = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with explain_load_errors(source):
-        model, info = AutoModel.from_pretrained(source, dtype=dtype, output_loading_info=True, **which)
+    def check(model: Any) -> None:
         for method in ("get_image_features", "get_text_features"):
             if not hasattr(model, method):
                 raise ModelError(
-                    f"'{id}' is a {type(model).__name__} without {method}: it cannot score pictures against words; "
+                    f"'{id}' is a {type(model).__name__} without {method}: it cannot score images against words; "
                     "use a SigLIP or CLIP model such as google/siglip2-so400m-patch14-384."
                 )
-        processor = AutoImageProcessor.from_pretrained(source, **which, **pil_backend())
-        tokenizer = AutoTokenizer.from_pretrained(source, **which)
-    refuse_partial_load(id, info)
-    model = model.eval().to(device)
+
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    model = load_pretrained(AutoModel, id, dtype=dtype, device=device, check=check, **options)
+    processor, tokenizer = load_image_processor(id, **options), load_tokenizer(id, **options)
     # SigLIP takes a text's vector from its last place and was trained without a mask: padding is part of the text.
     siglip = model.config.model_type.startswith("siglip")
     places = getattr(getattr(model.config, "text_config", None), "max_position_embeddings", SIGLIP_LENGTH)

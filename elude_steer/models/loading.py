@@ -1,8 +1,11 @@
-"""Loading models of the Hub or of a folder, whole or not at all, with one-line errors."""
+"""Load models of the Hub or of a folder: completely or not at all, with one-line errors.
+
+Every model, processor and tokenizer of transformers that the package uses is loaded by a function of this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,21 +13,127 @@ from typing import Any
 import torch
 
 from elude_steer.errors import EludeSteerError, ModelError
+from elude_steer.utils.files import resolve_id
+
+
+def load_pretrained(
+    auto_class: Any,
+    model_id: str,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    check: Callable[[Any], None] | None = None,
+) -> Any:
+    """Load a model in eval mode and move it to its device; raise if a weight is missing or left over.
+
+    Args:
+        auto_class: a class of transformers with `from_pretrained`, such as `AutoModel`.
+        model_id: a Hub id, a folder, or `toyland/…`.
+        revision: commit, tag or branch on the Hub.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
+        device: where the model goes, the CPU by default; ignored with `device_map`.
+        device_map: as in transformers.
+        attn_implementation: as in transformers.
+        trust_remote_code: whether code that comes with the model may run.
+        check: called with the model before its weights are checked; raises if it is a model of the wrong kind.
+    """
+    target = check_device(device) if device_map is None else None
+    model, info = _from_pretrained(
+        auto_class,
+        model_id,
+        revision,
+        trust_remote_code,
+        dtype=as_dtype(dtype),
+        device_map=device_map,
+        attn_implementation=attn_implementation,
+        output_loading_info=True,
+    )
+    if check is not None:
+        check(model)
+    refuse_partial_load(model_id, info)
+    model.eval()
+    return model if target is None else model.to(target)
+
+
+def load_image_processor(model_id: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load the image processor of a model."""
+    from transformers import AutoImageProcessor
+
+    return _from_pretrained(AutoImageProcessor, model_id, revision, trust_remote_code, **_pil_backend())
+
+
+def load_tokenizer(model_id: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model."""
+    from transformers import AutoTokenizer
+
+    return _from_pretrained(AutoTokenizer, model_id, revision, trust_remote_code)
+
+
+def load_processor(
+    model_id: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Load the processor of a vision-language model; without torchvision, the processor handles no videos.
+
+    Args:
+        model_id: a Hub id, a folder, or `toyland/…`.
+        model_type: as in the model's config.
+        revision: commit, tag or branch on the Hub.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+    from transformers import AutoProcessor, ProcessorMixin
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+
+    backend, name = _pil_backend(), PROCESSOR_MAPPING_NAMES.get(model_type)
+    if not backend or name is None:
+        return _from_pretrained(AutoProcessor, model_id, revision or "main", trust_remote_code, **backend)
+    # Without torchvision a video processor cannot be created, and then neither can the processor that contains it.
+    full = processor_class_from_name(name)
+    parts = [part for part in full.get_attributes() if "video" not in part]
+    missing = {part: None for part in full.get_attributes() if "video" in part}
+
+    def from_args_and_dict(cls: Any, args: Any, values: dict[str, Any], **options: Any) -> Any:
+        return full.from_args_and_dict.__func__(cls, args, {**values, **missing}, **options)
+
+    image_only: Any = type(name, (full,), {})
+    image_only.get_attributes = classmethod(lambda _cls: parts)
+    image_only.from_args_and_dict = classmethod(from_args_and_dict)
+    image_only.apply_chat_template = ProcessorMixin.apply_chat_template  # some override it and use the video processor
+    return _from_pretrained(image_only, model_id, revision or "main", trust_remote_code, **backend)
+
+
+def _from_pretrained(
+    auto_class: Any, model_id: str, revision: str | None, trust_remote_code: bool, **options: Any
+) -> Any:
+    """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
+    source = resolve_id(model_id)
+    with explain_load_errors(source):
+        return auto_class.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
+
+
+def _pil_backend() -> dict[str, str]:
+    """Return the argument that makes transformers prepare images with PIL where torchvision is missing."""
+    from transformers.utils import is_torchvision_available
+
+    return {} if is_torchvision_available() else {"backend": "pil"}
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """The device, the CPU if none is named; raises in one line where there is no such device."""
+    """Return the device, the CPU if it is None; raise a one-line error if it cannot be used."""
     try:
         return torch.zeros(1, device=device or "cpu").device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"device '{device}' cannot be used here ({cause}); use 'cpu', or one that is there."
+            f"device '{device}' cannot be used here ({cause}); use 'cpu', or a device that this machine has."
         ) from error
 
 
 def as_dtype(dtype: str | torch.dtype) -> Any:
-    """A torch dtype from its name; `auto` stays, for transformers."""
+    """Return the torch dtype of this name; `auto` stays as it is, for transformers."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     found = getattr(torch, dtype, None)
@@ -33,15 +142,8 @@ def as_dtype(dtype: str | torch.dtype) -> Any:
     return found
 
 
-def pil_backend() -> dict[str, str]:
-    """The argument that makes transformers prepare images with PIL where torchvision is missing."""
-    from transformers.utils import is_torchvision_available
-
-    return {} if is_torchvision_available() else {"backend": "pil"}
-
-
 def refuse_partial_load(model_id: str, info: Mapping[str, Any]) -> None:
-    """Raises where a checkpoint and its class do not fit: transformers only warns and leaves weights random."""
+    """Raise if checkpoint and model class do not match: transformers only warns and leaves weights random."""
     problems = []
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         keys = sorted(str(key) for key in info.get(kind) or ())
@@ -49,21 +151,21 @@ def refuse_partial_load(model_id: str, info: Mapping[str, Any]) -> None:
             problems.append(f"{len(keys)} {kind.replace('_', ' ')} (first: '{keys[0]}')")
     if problems:
         raise ModelError(
-            f"'{model_id}' does not load whole: {', '.join(problems)}; such weights would stay random or be dropped. "
-            "Use the transformers version that wrote it, or another revision."
+            f"'{model_id}' does not load completely: {', '.join(problems)}; these weights would stay random or be "
+            "dropped. Use the transformers version that wrote the model, or another revision."
         )
 
 
 @contextmanager
 def explain_load_errors(model_id: str) -> Iterator[None]:
-    """Turns what loaders raise for an unknown, unreachable or damaged model into one line."""
+    """Turn the errors that loaders raise for an unknown, unreachable or damaged model into one line."""
     if model_id.startswith((".", "/", "~")) and not Path(model_id).is_dir():
         raise ModelError(f"there is no folder '{model_id}' to load a model from; check the path, or give a Hub id.")
     try:
         yield
     except EludeSteerError:
         raise
-    except Exception as error:  # each loader has kinds of its own, and all mean the same here
+    except Exception as error:  # each loader raises exceptions of its own kind, and all mean the same here
         cause = str(error).strip().splitlines()
         raise ModelError(
             f"model '{model_id}' could not be loaded: {cause[0] if cause else type(error).__name__}"

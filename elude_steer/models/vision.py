@@ -16,9 +16,14 @@ from torch import nn
 
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.models.hooks import block_of, find_layer, record, record_output
-from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
+from elude_steer.models.loading import (
+    as_dtype,
+    check_device,
+    explain_load_errors,
+    load_image_processor,
+    load_pretrained,
+)
 from elude_steer.utils import optional
-from elude_steer.utils.files import resolve_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,25 +153,21 @@ def load_vision(
     trust_remote_code: bool = False,
 ) -> Tower:
     """A vision backbone of transformers (DINOv2, ViT, …); of a dual encoder (SigLIP, CLIP) its vision half."""
-    from transformers import AutoImageProcessor, AutoModel
+    from transformers import AutoModel
 
-    model_id = resolve_id(model_id)
-    with explain_load_errors(model_id):
-        model, info = AutoModel.from_pretrained(
-            model_id,
-            revision=revision,
-            dtype=as_dtype(dtype),
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-        processor = AutoImageProcessor.from_pretrained(
-            model_id, revision=revision, trust_remote_code=trust_remote_code, **pil_backend()
-        )
-    refuse_partial_load(model_id, info)
+    target = check_device(device)
+    model = load_pretrained(
+        AutoModel,
+        model_id,
+        revision=revision,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
+    processor = load_image_processor(model_id, revision=revision, trust_remote_code=trust_remote_code)
     if getattr(model.config, "vision_config", None) is not None:
         model = model.get_submodule(vision_part(model))
-    model = model.eval().to(check_device(device))
+    model = model.to(target)
     name, module = find_layer(model, layer)
 
     def prepare(images: Sequence[Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
 from elude_steer.models.hooks import find_layer, record
-from elude_steer.models.loading import as_dtype, check_device, explain_load_errors, pil_backend, refuse_partial_load
+from elude_steer.models.loading import load_pretrained, load_processor
 from elude_steer.models.patch_layout import Canvases, Layout, PatchGrid, confirmed, layout_of
 from elude_steer.models.vision import Tower, vision_part
 from elude_steer.utils.files import resolve_id
@@ -90,21 +90,19 @@ class Vlm(Tower):
         from transformers import AutoModelForImageTextToText
 
         model_id = resolve_id(model_id)
-        with explain_load_errors(model_id):
-            model, info = AutoModelForImageTextToText.from_pretrained(
-                model_id,
-                revision=revision,
-                dtype=as_dtype(dtype),
-                device_map=device_map,
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-            )
-            processor = _load_processor(model_id, model.config.model_type, revision, trust_remote_code)
-        refuse_partial_load(model_id, info)
-        model.eval()
-        if device_map is None:
-            model.to(check_device(device))
+        model = load_pretrained(
+            AutoModelForImageTextToText,
+            model_id,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+        processor = load_processor(
+            model_id, model.config.model_type, revision=revision, trust_remote_code=trust_remote_code
+        )
         return cls.of(model, processor, layer=layer, id=model_id, revision=revision)
 
     @classmethod
@@ -240,29 +238,6 @@ def _prepared(model: Any, processor: Any, images: Sequence[Any], prompt: str) ->
     )
     inputs.pop("labels", None)  # of an answer that nobody has given
     return inputs
-
-
-def _load_processor(model_id: str, model_type: str, revision: str | None, trust_remote_code: bool) -> Any:
-    from transformers import AutoProcessor, ProcessorMixin
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
-
-    options = {"revision": revision or "main", "trust_remote_code": trust_remote_code, **pil_backend()}
-    name = PROCESSOR_MAPPING_NAMES.get(model_type)
-    if "backend" not in options or name is None:
-        return AutoProcessor.from_pretrained(model_id, **options)
-    # Without torchvision a processor's video half cannot be made, and then neither can the processor.
-    full = processor_class_from_name(name)
-    parts = full.get_attributes()
-    kept, missing = [p for p in parts if "video" not in p], {p: None for p in parts if "video" in p}
-
-    def made(cls: Any, args: Any, values: dict[str, Any], **more: Any) -> Any:
-        return full.from_args_and_dict.__func__(cls, args, {**values, **missing}, **more)
-
-    image_only: Any = type(name, (full,), {})
-    image_only.get_attributes = classmethod(lambda _cls: kept)
-    image_only.from_args_and_dict = classmethod(made)
-    image_only.apply_chat_template = ProcessorMixin.apply_chat_template  # others ask the video half for its frames
-    return image_only.from_pretrained(model_id, **options)
 
 
 def _blocks(model: Any, within: str) -> list[nn.Module]:

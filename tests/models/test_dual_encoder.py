@@ -300,7 +300,9 @@ def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["text_projection.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"does not load whole: 1 missing keys \(first: 'text_projection.weight'\)"):
+    with pytest.raises(
+        ModelError, match=r"does not load completely: 1 missing keys \(first: 'text_projection.weight'\)"
+    ):
         load_dual_encoder(str(folder))
 
 

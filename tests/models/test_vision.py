@@ -340,14 +340,14 @@ FC2 = "encoder.layer.1.mlp.fc2.weight"
 
 def test_a_checkpoint_with_a_tensor_missing(dinov2, tmp_path):
     folder = edited(dinov2, tmp_path / "copy", lambda tensors: tensors.pop(FC2))
-    text = rf"copy' does not load whole: 1 missing keys \(first: '{FC2}'\); such weights would stay random"
+    text = rf"copy' does not load completely: 1 missing keys \(first: '{FC2}'\); these weights would stay random"
     with pytest.raises(ModelError, match=text):
         load_vision(folder, layer="layer.1.mlp.fc2")
 
 
 def test_a_checkpoint_with_a_tensor_too_many(dinov2, tmp_path):
     folder = edited(dinov2, tmp_path / "copy", lambda tensors: tensors.update({"stray.weight": torch.zeros(2)}))
-    with pytest.raises(ModelError, match=r"does not load whole: 1 unexpected keys \(first: 'stray\.weight'\)"):
+    with pytest.raises(ModelError, match=r"does not load completely: 1 unexpected keys \(first: 'stray\.weight'\)"):
         load_vision(folder, layer="layer.1.mlp.fc2")
 
 
@@ -365,14 +365,16 @@ def test_a_checkpoint_with_a_tensor_of_another_shape(dinov2, tmp_path):
 
 def test_a_text_half_with_a_tensor_missing_is_refused_too(siglip, tmp_path):
     key = next(name for name in load_file(siglip / "model.safetensors") if name.startswith("text_model"))
-    with pytest.raises(ModelError, match="does not load whole: 1 missing keys"):
+    with pytest.raises(ModelError, match="does not load completely: 1 missing keys"):
         load_vision(edited(siglip, tmp_path / "copy", lambda tensors: tensors.pop(key)), layer="layers.1.mlp.fc2")
 
 
 def test_what_does_not_fit_is_counted_by_kind():
     refuse_partial_load("x", {"missing_keys": [], "unexpected_keys": set(), "mismatched_keys": None})
     info = {"missing_keys": {"b", "a"}, "mismatched_keys": [("c", (1,), (2,))]}
-    with pytest.raises(ModelError, match=r"'x' does not load whole: 2 missing keys \(first: 'a'\), 1 mismatched keys"):
+    with pytest.raises(
+        ModelError, match=r"'x' does not load completely: 2 missing keys \(first: 'a'\), 1 mismatched keys"
+    ):
         refuse_partial_load("x", info)
 
 

@@ -110,13 +110,13 @@ def test_a_checkpoint_with_a_tensor_missing(tiny_llava, tmp_path, end):
         [key] = [name for name in tensors if name.endswith("." + end) or name == end]
         del tensors[key]
 
-    with pytest.raises(ModelError, match=rf"copy' does not load whole: 1 missing keys \(first: '.*{end}'\)"):
+    with pytest.raises(ModelError, match=rf"copy' does not load completely: 1 missing keys \(first: '.*{end}'\)"):
         Vlm.load(edited(tiny_llava, tmp_path / "copy", remove))
 
 
 def test_a_checkpoint_with_a_tensor_too_many(tiny_llava, tmp_path):
     folder = edited(tiny_llava, tmp_path / "copy", lambda tensors: tensors.update({"stray.weight": torch.zeros(2)}))
-    with pytest.raises(ModelError, match=r"does not load whole: 1 unexpected keys \(first: 'stray\.weight'\)"):
+    with pytest.raises(ModelError, match=r"does not load completely: 1 unexpected keys \(first: 'stray\.weight'\)"):
         Vlm.load(folder)
 
 

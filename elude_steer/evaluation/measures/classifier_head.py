@@ -15,8 +15,7 @@ from elude_steer.evaluation.measures.faithfulness import accuracy
 from elude_steer.method.layers import split_layer
 from elude_steer.models.hooks import find_layer, swap_module
 from elude_steer.models.images import Item
-from elude_steer.models.loading import check_device, explain_load_errors, pil_backend, refuse_partial_load
-from elude_steer.utils.files import resolve_id
+from elude_steer.models.loading import load_image_processor, load_pretrained
 
 
 def head_accuracy(
@@ -38,16 +37,10 @@ def head_accuracy(
         device: where it runs.
         size: pictures that are looked at together.
     """
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
+    from transformers import AutoModelForImageClassification
 
-    folder = resolve_id(model_id)
-    with explain_load_errors(model_id):
-        model, info = AutoModelForImageClassification.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
-        processor = AutoImageProcessor.from_pretrained(folder, **pil_backend())
-    refuse_partial_load(model_id, info)
-    model = model.eval().to(check_device(device))
+    model = load_pretrained(AutoModelForImageClassification, model_id, device=device)
+    processor = load_image_processor(model_id)
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
     classes = _classes([item.id for item in items], names, model.config.id2label)
