@@ -1,12 +1,12 @@
-"""The demo as a Hugging Face Space: the page of `elude-steer demo` for toyland.
+"""The page of `elude-steer demo` for toyland as a Hugging Face Space.
 
     python demos/app.py
 
-A Space starts this file, and says by GRADIO_SERVER_NAME and GRADIO_SERVER_PORT where it wants the page; elsewhere it is
-at http://127.0.0.1:7860, for this machine alone. Copy it there together with `requirements.txt`.
+Copy this file and `requirements.txt` into the Space. The Space runs it and sets GRADIO_SERVER_NAME and
+GRADIO_SERVER_PORT; without them the page is at http://127.0.0.1:7860, for this machine only.
 """
 
-# The README.md of the Space opens with:
+# The README.md of the Space starts with:
 #
 # ---
 # title: elude_steer
@@ -18,7 +18,7 @@ at http://127.0.0.1:7860, for this machine alone. Copy it there together with `r
 # python_version: "3.12"
 # app_file: app.py
 # license: apache-2.0
-# short_description: Name a concept, change what a model says of a picture
+# short_description: Name a concept, change what a model says about an image
 # ---
 
 from elude_steer import Steerer

@@ -1,7 +1,7 @@
-"""The demo: one page to steer a caption by words and to browse the atlas. `elude-steer demo` serves it.
+"""The page of `elude-steer demo`: one tab to steer captions by concepts, one to browse the atlas.
 
-Gradio carries the page; what it shows comes from `pages`, what it does from the library. Nothing is fetched from other
-hosts, and every visitor has a session of their own.
+This module lays out the page in Gradio and connects its events; `presenter` computes what they answer. The page loads
+nothing from other hosts, and every visitor has a separate session.
 """
 
 import html
@@ -12,255 +12,272 @@ from typing import Any
 
 from elude_steer.demo import components, html_parts
 from elude_steer.demo.presenter import HINTS, TUNABLE, Presenter
-from elude_steer.demo.session import EditRequest, ImageState, RateLimit, edit_name, left_out, read_recipe
+from elude_steer.demo.rate_limit import RateLimit
+from elude_steer.demo.recipes import describe_ignored, edit_name, read_recipe
+from elude_steer.demo.session import EditRequest, ImageState
 from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
 
-BEGIN = "Pick a word to remove or to add, and press Steer."
-LOCAL = ("127.0.0.1", "localhost", "::1")
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# Before the press reaches the server, the mark on the easel is put in its place among the inputs.
-_WITH_MARK = "(board, mark, ...rest) => [board, window.eludeSteerMark(), ...rest]"
+FIRST_HINT = "Pick a concept to remove or to add, and press Steer."
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+_INTERNAL: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# Runs in the browser before a request is sent: puts the marked region among the inputs.
+_ADD_MARK = "(state, mark, ...rest) => [state, window.eludeSteerMark(), ...rest]"
 
 
-def make_app(page: Presenter, *, rate_limit: RateLimit | None = None) -> Any:
-    """Build the page as a Gradio app; `serve` launches it. `rate_limit` bounds how often visitors may steer."""
+def make_app(presenter: Presenter, *, rate_limit: RateLimit | None = None) -> Any:
+    """Build the page as a Gradio app; `serve` launches it.
+
+    Args:
+        presenter: answers the page's requests.
+        rate_limit: bounds how often visitors may run the model; by default there is no limit.
+    """
     gr = optional.require("gradio", "the demo")
-    atlas, name = page.steerer.atlas, Path(page.steerer.vlm.id).name or "model"
+    atlas, name = presenter.steerer.atlas, Path(presenter.steerer.vlm.id).name or "model"
     about = f"{name} · atlas {atlas.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
-    # Files that visitors bring are removed after an hour; what is worked on is in memory by then.
+    # Uploaded files are deleted after an hour; images in use are in memory by then.
     with gr.Blocks(title="elude_steer", analytics_enabled=False, delete_cache=(600, 3600)) as app:
-        components.text(
+        components.static_html(
             "head",
             "<h1>elude_steer</h1><p>Name a concept, change what the model says.</p>"
             f'<p class="about">{html.escape(about)}</p>',
         )
         with gr.Tabs():
             with gr.Tab("Steer", id="steer"):
-                _steer_tab(gr, page, rate_limit)
+                _steer_tab(gr, presenter, rate_limit)
             with gr.Tab("Explore", id="explore"):
-                _explore_tab(gr, page)
-        app.unload(_stopper(gr, page))
+                _explore_tab(gr, presenter)
+        app.unload(_make_stop(gr, presenter))
     return app
 
 
-def _steer_tab(gr: Any, page: Presenter, rate_limit: RateLimit | None) -> None:
-    first = page.board(0) if page.examples else ImageState()
-    board = gr.State(first)
+def _steer_tab(gr: Any, presenter: Presenter, rate_limit: RateLimit | None) -> None:
+    first = presenter.open_example(0) if presenter.examples else ImageState()
+    state = gr.State(first)
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
             with gr.Row(equal_height=True):
-                examples = components.choices("examples", page.examples_strip())
-                bring = gr.UploadButton("Bring a picture", size="sm", elem_id="bring", scale=0, min_width=130)
-            easel = components.easel("easel", first.view)
+                examples = components.clickable_html("examples", presenter.example_buttons())
+                upload = gr.UploadButton("Upload an image", size="sm", elem_id="bring", scale=0, min_width=130)
+            viewer = components.image_viewer("easel", first.view)
         with gr.Column(scale=6, min_width=300):
             with gr.Row():
-                minus = _words(gr, page, "Remove", "minus")
-                plus = _words(gr, page, "Add", "plus")
-            edits = components.choices("edits", first.edits)
+                minus = _concept_field(gr, presenter, "Remove", "minus")
+                plus = _concept_field(gr, presenter, "Add", "plus")
+            edits = components.clickable_html("edits", first.edit_buttons)
             with gr.Row():
-                press = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
-                stop = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
-            said = components.text("said", html_parts.hint(BEGIN))
+                steer_button = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
+                stop_button = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
+            answer = components.static_html("said", html_parts.hint(FIRST_HINT))
             with gr.Accordion("Settings", open=False, elem_id="settings"):
-                values = _settings(gr, page)
+                values = _setting_fields(gr, presenter)
                 prompt = gr.Textbox(PROMPT, label="question", info="what the model is asked", elem_id="set-prompt")
                 with gr.Row():
                     reset = gr.Button("Reset", size="sm", elem_id="reset")
                     tune = gr.Button("Find good settings", size="sm", elem_id="tune")
-                tried = components.choices("tried")
+                trials = components.clickable_html("tried")
             with gr.Accordion("Why", open=False, elem_id="why"):
-                reasons = components.choices("reasons", first.reasons)
-                specimen = components.choices("specimen")
+                sub_units = components.clickable_html("reasons", first.sub_units)
+                details = components.clickable_html("specimen")
             with gr.Accordion("Recipe and Python", open=False, elem_id="recipe"):
-                taken = components.choices("taken", first.taken)
+                export = components.clickable_html("taken", first.export)
                 with gr.Row():
-                    shipped = gr.Dropdown(_recipes(page), value=None, label="Load a recipe", elem_id="shipped")
-                    given = gr.UploadButton("… or a file", size="sm", elem_id="given", file_types=[".yaml", ".yml"])
-    mark = gr.Textbox(visible=False)  # never shown: the easel's mark comes in its place
-    words = [minus, plus, prompt, *values]
+                    shipped = gr.Dropdown(
+                        _edit_choices(presenter), value=None, label="Load a recipe", elem_id="shipped"
+                    )
+                    recipe_file = gr.UploadButton(
+                        "… or a file", size="sm", elem_id="given", file_types=[".yaml", ".yml"]
+                    )
+    mark = gr.Textbox(visible=False)  # a placeholder that _ADD_MARK fills in the browser
+    fields = [minus, plus, prompt, *values]
 
-    def wanted(board: ImageState, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> EditRequest:
-        given = page.settings(values)
-        return EditRequest(board.picture, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), given)
+    def make_request(state: ImageState, mark: Any, minus: Any, plus: Any, prompt: Any, *values: Any) -> EditRequest:
+        settings = presenter.read_settings(values)
+        return EditRequest(
+            state.image, mark, tuple(minus or ()), tuple(plus or ()), str(prompt or "").strip(), settings
+        )
 
-    def choose(event: gr.EventData, request: gr.Request, old: ImageState, *words: Any) -> Any:
-        page.stop(visitor(request), "")
-        return anew(old, page.board(event.example), html_parts.hint(BEGIN), words)
+    def choose_example(event: gr.EventData, request: gr.Request, state: ImageState, *fields: Any) -> Any:
+        presenter.stop(visitor_id(request), "")
+        return show_new_image(state, presenter.open_example(event.example), fields)
 
-    def took(request: gr.Request, path: Any, old: ImageState, tried: str, specimen: str, *words: Any) -> Any:
+    def upload_image(request: gr.Request, path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
         try:
-            board = page.run(lambda: page.brought(path))
+            new = presenter.run_in_worker(lambda: presenter.open_upload(path))
         except EludeSteerError as error:
-            return *shown(old), html_parts.complaint(error), tried, specimen, *words
-        page.stop(visitor(request), "")
-        return anew(old, board, html_parts.hint(BEGIN), words)
+            return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
+        presenter.stop(visitor_id(request), "")
+        return show_new_image(state, new, fields)
 
-    def anew(old: ImageState, board: ImageState, said: str, words: Sequence[Any]) -> Any:
-        return *shown(board), said, "", "", *words[:2], *page.released(old, words[2:])
+    def show_new_image(old: ImageState, new: ImageState, fields: Sequence[Any]) -> Any:
+        hint = html_parts.hint(FIRST_HINT)
+        return *state_outputs(new), hint, "", "", *fields[:2], *presenter.fields_for_next_image(old, fields[2:])
 
     def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
         try:
-            asked = wanted(*inputs)
-            with working(request, progress):
-                board, answer = page.run(lambda: page.answered(inputs[0], asked))
-        except StoppedError as why:  # by now another picture may stand there: nothing of this one comes back
-            return [gr.skip()] * 5 + [html_parts.hint(str(why)) if str(why) else gr.skip()]
+            edit = make_request(*inputs)
+            with start_request(request, progress):
+                state, result = presenter.run_in_worker(lambda: presenter.answer(inputs[0], edit))
+        except StoppedError as reason:  # the page may show another image by now: leave it as it is
+            return [gr.skip()] * 5 + [html_parts.hint(str(reason)) if str(reason) else gr.skip()]
         except EludeSteerError as error:
-            return *shown(inputs[0]), html_parts.complaint(error)
-        return *shown(board), html_parts.captions(answer)
+            return *state_outputs(inputs[0]), html_parts.error_message(error)
+        return *state_outputs(state), html_parts.captions(result)
 
-    def find(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
+    def find_settings(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
         try:
-            asked = wanted(*inputs)
-            with working(request, progress):
-                return page.tried(page.run(lambda: page.find(asked)))
-        except StoppedError as why:
-            return html_parts.hint(str(why)) if str(why) else gr.skip()
+            edit = make_request(*inputs)
+            with start_request(request, progress):
+                return presenter.trials_table(presenter.run_in_worker(lambda: presenter.find_settings(edit)))
+        except StoppedError as reason:
+            return html_parts.hint(str(reason)) if str(reason) else gr.skip()
         except EludeSteerError as error:
-            return html_parts.complaint(error)
+            return html_parts.error_message(error)
 
-    def working(request: Any, progress: Any) -> Any:
+    def start_request(request: Any, progress: Any) -> Any:
         if rate_limit:
-            rate_limit.check(counted(request))
-        return page.working(visitor(request), lambda tokens: progress((tokens, 64), unit="words or parts of words"))
+            rate_limit.check(rate_limit_key(request))
+        return presenter.stoppable(visitor_id(request), lambda count: progress((count, 64), unit="tokens"))
 
-    def use(event: gr.EventData) -> Any:
-        return page.field_values({name: event._data[name] for name in TUNABLE if name in event._data})
+    def use_trial(event: gr.EventData) -> Any:
+        return presenter.field_values({name: event._data[name] for name in TUNABLE if name in event._data})
 
-    def fill(board: ImageState, recipe: Any, step: int, note: str = "") -> Any:
+    def fill_in(state: ImageState, recipe: Any, step: int, note: str = "") -> Any:
         edit = recipe.steps[step]
-        said = html_parts.hint(note or f"{edit_name(edit)}: press Steer.")
-        given = (recipe.prompt, *page.field_values(vars(edit.settings)))
-        return *shown(replace(board, given=given)), said, "", "", list(edit.minus), list(edit.plus), *given
+        hint = html_parts.hint(note or f"{edit_name(edit)}: press Steer.")
+        loaded = (recipe.prompt, *presenter.field_values(vars(edit.settings)))
+        outputs = state_outputs(replace(state, loaded_fields=loaded))
+        return *outputs, hint, "", "", list(edit.minus), list(edit.plus), *loaded
 
-    def begin(request: gr.Request, event: gr.EventData) -> Any:
-        page.stop(visitor(request), "")
-        return fill(page.board(event.example, event.step), page.examples[event.example].recipe, event.step)
+    def choose_edit(request: gr.Request, event: gr.EventData) -> Any:
+        presenter.stop(visitor_id(request), "")
+        recipe = presenter.examples[event.example].recipe
+        return fill_in(presenter.open_example(event.example, event.step), recipe, event.step)
 
-    def fetch(request: gr.Request, chosen: str) -> Any:
-        page.stop(visitor(request), "")
+    def choose_shipped(request: gr.Request, chosen: str) -> Any:
+        presenter.stop(visitor_id(request), "")
         number, step = map(int, chosen.split("/"))
-        return fill(page.board(number, step), page.examples[number].recipe, step)
+        return fill_in(presenter.open_example(number, step), presenter.examples[number].recipe, step)
 
-    def load(path: Any, board: ImageState, tried: str, specimen: str, *words: Any) -> Any:
+    def load_recipe_file(path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
         try:
             recipe = read_recipe(path)
         except EludeSteerError as error:
-            return *shown(board), html_parts.complaint(error), tried, specimen, *words
-        notes = [f"The first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
-        notes += left_out(recipe, TUNABLE, page.own, page.steerer.atlas.name)
-        notes += ["It has a region: mark it."] if recipe.steps[0].region else []
-        return fill(board, recipe, 0, " ".join([*notes, "Bring its picture, and press Steer."]))
+            return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
+        notes = [f"Loaded the first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
+        notes += describe_ignored(recipe, TUNABLE, presenter.atlas_settings, presenter.steerer.atlas.name)
+        notes += ["The edit has a region: mark it."] if recipe.steps[0].region else []
+        return fill_in(state, recipe, 0, " ".join([*notes, "Upload its image, and press Steer."]))
 
-    # Every handler gives every value anew, changed or not: for `gr.skip` Gradio makes components that it never forgets.
-    pressed, answered = [board, mark, *words], [board, easel, edits, reasons, taken, said]
-    heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _WITH_MARK, "show_progress_on": [said]}
-    heavy |= {"trigger_mode": "multiple"}  # the last press counts; the one before it ends
-    unheard = {**heavy, "api_visibility": "private"}
-    filled = [*answered, tried, specimen, *words]
-    steered = press.click(steer, pressed, answered, **heavy, api_name="steer")
-    examples.select(choose, [board, *words], filled, **_QUIET)
-    bring.upload(took, [bring, board, tried, specimen, *words], filled, show_progress="hidden", api_name="bring")
-    edited = edits.select(begin, None, filled, **_QUIET).then(steer, pressed, answered, **unheard)
-    shipped.input(fetch, shipped, filled, **_QUIET)
-    given.upload(load, [given, board, tried, specimen, *words], filled, **_QUIET)
-    found = tune.click(find, pressed, tried, **{**heavy, "show_progress_on": [tried]}, api_name="find")
-    used = tried.select(use, None, values, **_QUIET).then(steer, pressed, answered, **unheard)
-    stop.click(_stopper(gr, page), None, None, queue=False, cancels=[edited, steered, found, used], **_QUIET)
-    reset.click(lambda: [PROMPT, *page.field_values()], None, [prompt, *values], **_QUIET)
-    for table in (reasons, specimen):
-        table.select(_explainer(gr, page), None, specimen, **_QUIET)
+    # Handlers return every value, changed or not: each `gr.skip` makes Gradio create components that it never frees.
+    inputs, answer_outputs = [state, mark, *fields], [state, viewer, edits, sub_units, export, answer]
+    heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _ADD_MARK, "show_progress_on": [answer]}
+    heavy |= {"trigger_mode": "multiple"}  # the latest request counts and stops the one before it
+    heavy_internal = {**heavy, "api_visibility": "private"}
+    all_outputs = [*answer_outputs, trials, details, *fields]
+    steered = steer_button.click(steer, inputs, answer_outputs, **heavy, api_name="steer")
+    examples.select(choose_example, [state, *fields], all_outputs, **_INTERNAL)
+    upload_inputs = [upload, state, trials, details, *fields]
+    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name="bring")
+    edited = edits.select(choose_edit, None, all_outputs, **_INTERNAL)
+    edited = edited.then(steer, inputs, answer_outputs, **heavy_internal)
+    shipped.input(choose_shipped, shipped, all_outputs, **_INTERNAL)
+    recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)
+    tuned = tune.click(find_settings, inputs, trials, **{**heavy, "show_progress_on": [trials]}, api_name="find")
+    used = trials.select(use_trial, None, values, **_INTERNAL).then(steer, inputs, answer_outputs, **heavy_internal)
+    stop = _make_stop(gr, presenter)
+    stop_button.click(stop, None, None, queue=False, cancels=[edited, steered, tuned, used], **_INTERNAL)
+    reset.click(lambda: [PROMPT, *presenter.field_values()], None, [prompt, *values], **_INTERNAL)
+    for table in (sub_units, details):
+        table.select(_make_show_details(gr, presenter), None, details, **_INTERNAL)
 
 
-def visitor(request: Any) -> str:
-    """Whose page it is."""
+def visitor_id(request: Any) -> str:
+    """The visitor's session."""
     return str(request.session_hash)
 
 
-def counted(request: Any) -> str:
-    """Whose presses are counted together: an address's, for sessions are the visitor's own to name."""
+def rate_limit_key(request: Any) -> str:
+    """Whose requests are counted together: an address's, because clients choose the names of their sessions."""
     host = request.client.host if request.client else ""
-    # Behind a tunnel that does not say for whom it asks, everybody would be one.
-    return visitor(request) if host in ("", *LOCAL) else host
+    # Behind a tunnel that does not pass on addresses, all visitors would count as one.
+    return visitor_id(request) if host in ("", *LOCAL_HOSTS) else host
 
 
-def shown(board: ImageState) -> tuple[Any, ...]:
-    """A board, and its parts in the order of the page's outputs."""
-    return board, board.view, board.edits, board.reasons, board.taken
+def state_outputs(state: ImageState) -> tuple[Any, ...]:
+    """A state and its parts, in the order of the page's outputs."""
+    return state, state.view, state.edit_buttons, state.sub_units, state.export
 
 
-def _explore_tab(gr: Any, page: Presenter) -> None:
+def _explore_tab(gr: Any, presenter: Presenter) -> None:
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
-            word = gr.Textbox(label="Search a word", placeholder="puppy", elem_id="search", submit_btn=True)
-            concepts = components.choices("concepts", page.concepts())
+            word = gr.Textbox(label="Search for a concept", placeholder="puppy", elem_id="search", submit_btn=True)
+            concepts = components.clickable_html("concepts", presenter.concept_table())
         with gr.Column(scale=5, min_width=300):
-            found = components.choices("found", html_parts.table("Sub-units", (), []))
-            specimen = components.choices("specimen-found")
+            found = components.clickable_html("found", html_parts.table("Sub-units", (), []))
+            details = components.clickable_html("specimen-found")
 
     def search(word: str) -> Any:
-        return _told(lambda: page.search(word)), ""
+        return _html_or_error(lambda: presenter.search(word)), ""
 
-    def pick(event: gr.EventData) -> Any:
+    def choose_concept(event: gr.EventData) -> Any:
         return (event.word, *search(event.word))
 
-    word.submit(search, word, [found, specimen], **_QUIET)
-    concepts.select(pick, None, [word, found, specimen], **_QUIET)
-    for table in (found, specimen):
-        table.select(_explainer(gr, page), None, specimen, **_QUIET)
+    word.submit(search, word, [found, details], **_INTERNAL)
+    concepts.select(choose_concept, None, [word, found, details], **_INTERNAL)
+    for table in (found, details):
+        table.select(_make_show_details(gr, presenter), None, details, **_INTERNAL)
 
 
-def _explainer(gr: Any, page: Presenter) -> Callable[..., str]:
-    """Shows the sub-unit that was chosen."""
+def _make_show_details(gr: Any, presenter: Presenter) -> Callable[..., str]:
+    """The handler that shows the clicked sub-unit."""
 
-    def explain(event: gr.EventData) -> str:
-        return _told(lambda: page.specimen(event.sub_unit))
+    def show_details(event: gr.EventData) -> str:
+        return _html_or_error(lambda: presenter.sub_unit_details(event.sub_unit))
 
-    return explain
+    return show_details
 
 
-def _stopper(gr: Any, page: Presenter) -> Callable[..., None]:
-    """Ends the work of the visitor who asks for it, or who left."""
+def _make_stop(gr: Any, presenter: Presenter) -> Callable[..., None]:
+    """The handler that stops the request of a visitor who pressed Stop or left."""
 
     def stop(request: gr.Request) -> None:
-        page.stop(visitor(request))
+        presenter.stop(visitor_id(request))
 
     return stop
 
 
-def _told(answer: Callable[[], str]) -> str:
-    """HTML, or the sentence that says why not."""
+def _html_or_error(make_html: Callable[[], str]) -> str:
     try:
-        return answer()
+        return make_html()
     except EludeSteerError as error:
-        return html_parts.complaint(error)
+        return html_parts.error_message(error)
 
 
-def _words(gr: Any, page: Presenter, label: str, name: str) -> Any:
-    return gr.Dropdown(
-        page.words, value=[], label=label, multiselect=True, allow_custom_value=True, elem_id=name, max_choices=8
-    )
+def _concept_field(gr: Any, presenter: Presenter, label: str, element_id: str) -> Any:
+    options: dict[str, Any] = {"multiselect": True, "allow_custom_value": True, "max_choices": 8}
+    return gr.Dropdown(presenter.concepts, value=[], label=label, elem_id=element_id, **options)
 
 
-def _recipes(page: Presenter) -> list[tuple[str, str]]:
-    """Every edit of the shipped recipes, by recipe and what it does."""
+def _edit_choices(presenter: Presenter) -> list[tuple[str, str]]:
+    """Every edit of the shipped recipes: what the list shows, and `EXAMPLE/STEP`."""
     return [
         (f"{example.recipe.name}: {edit_name(step)}", f"{number}/{index}")
-        for number, example in enumerate(page.examples)
+        for number, example in enumerate(presenter.examples)
         for index, step in enumerate(example.recipe.steps)
     ]
 
 
-def _settings(gr: Any, page: Presenter) -> list[Any]:
-    made, values = [], dict(zip(TUNABLE, page.field_values(), strict=True))
+def _setting_fields(gr: Any, presenter: Presenter) -> list[Any]:
+    fields, values = [], dict(zip(TUNABLE, presenter.field_values(), strict=True))
     about = {"label": "mode", "info": HINTS["mode"], "elem_id": "set-mode"}
-    made.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
+    fields.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
     for names in (TUNABLE[1:5], TUNABLE[5:]):
         with gr.Row():
             for name in names:
                 kind = gr.Textbox if name == "nu" else gr.Number
                 about = {"label": name, "info": HINTS[name], "elem_id": f"set-{name}"}
-                made.append(kind(values[name], min_width=150, **about))
-    return made
+                fields.append(kind(values[name], min_width=150, **about))
+    return fields

@@ -1,7 +1,7 @@
-"""The demo's own pieces of a Gradio page.
+"""The demo's own Gradio components, made of plain HTML.
 
-Gradio's ImageEditor, Gallery and Dataframe do the same and more, but the first is too wide for a phone and takes
-seconds to appear, and the others can hardly be used by keyboard or screen reader. These are plain HTML.
+They replace Gradio's ImageEditor, which is too wide for a phone and takes seconds to appear, and its Gallery and
+Dataframe, which are hard to use by keyboard or screen reader.
 """
 
 from collections.abc import Mapping
@@ -11,30 +11,35 @@ from typing import Any
 
 from elude_steer.utils import optional
 
-_BARE: dict[str, Any] = {"padding": False, "apply_default_css": False}
+_NO_STYLE: dict[str, Any] = {"padding": False, "apply_default_css": False}
 _FOLDER = Path(__file__).parent / "assets"
 
 
 @cache
-def asset(name: str) -> str:
-    """A file of the page: style sheet, markup or script."""
+def read_asset(name: str) -> str:
+    """The text of a style sheet, template or script of the page."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def easel(name: str, value: Mapping[str, Any]) -> Any:
-    """The picture with its heat maps and a brush; see `easel.js` for its value. It is shown to, never sent."""
+def image_viewer(element_id: str, value: Mapping[str, Any]) -> Any:
+    """The image with its heat maps and a brush to mark a region. `image_viewer.js` documents the value.
+
+    The value only goes to the browser: the mark comes back through `window.eludeSteerMark`.
+    """
     gr = optional.require("gradio", "the demo")
-    # Nothing of a visitor is ever put into the template: Gradio would run `${…}` in it as a program.
-    return gr.HTML(value, html_template=asset("easel.html"), js_on_load=asset("easel.js"), elem_id=name, **_BARE)
+    # Never put a visitor's text into the template: Gradio would run `${…}` in it as code.
+    template, script = read_asset("image_viewer.html"), read_asset("image_viewer.js")
+    return gr.HTML(value, html_template=template, js_on_load=script, elem_id=element_id, **_NO_STYLE)
 
 
-def choices(name: str, value: str = "") -> Any:
-    """HTML from `fragments` whose buttons and rows can be chosen: `.select` is told what stands on them."""
+def clickable_html(element_id: str, value: str = "") -> Any:
+    """HTML from `html_parts` with buttons or rows; `.select` receives the data of the one that is clicked."""
     gr = optional.require("gradio", "the demo")
-    return gr.HTML(value, js_on_load=asset("choices.js"), elem_id=name, elem_classes=["ours"], **_BARE)
+    script = read_asset("clickable.js")
+    return gr.HTML(value, js_on_load=script, elem_id=element_id, elem_classes=["ours"], **_NO_STYLE)
 
 
-def text(name: str, value: str) -> Any:
-    """HTML that is only read."""
+def static_html(element_id: str, value: str) -> Any:
+    """HTML without anything to click."""
     gr = optional.require("gradio", "the demo")
-    return gr.HTML(value, elem_id=name, elem_classes=["ours"], **_BARE)
+    return gr.HTML(value, elem_id=element_id, elem_classes=["ours"], **_NO_STYLE)

@@ -1,4 +1,4 @@
-"""Serving the demo: who may see it, and what strangers may do."""
+"""Serves the demo: who can reach the page, and the limits for strangers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elude_steer.demo import components
-from elude_steer.demo.app import LOCAL, make_app
+from elude_steer.demo.app import LOCAL_HOSTS, make_app
 from elude_steer.demo.presenter import Presenter
-from elude_steer.demo.session import Example, RateLimit, shipped_examples
+from elude_steer.demo.rate_limit import RateLimit
+from elude_steer.demo.recipes import Example, shipped_examples
 from elude_steer.errors import SpecError
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils import optional
@@ -29,27 +30,28 @@ def serve(
     wait: bool = True,
     on_ready: Callable[[str], object] | None = None,
 ) -> Any:
-    """Serves the page.
+    """Serve the page and return its Gradio app.
 
     Args:
-        steerer: what it steers.
-        examples: pictures to choose from; by default those of the shipped recipes for the atlas.
-        host: who may see it; by default what GRADIO_SERVER_NAME says, or else this machine alone. Where others may,
-            files are held to 5 MB and a visitor to 20 presses a minute.
-        port: by default the first that is free from 7860 on.
-        share: a public address through Gradio's servers, with the same limits.
-        auth: a name and a password that visitors have to give.
-        browse: whether a browser opens.
-        wait: whether the call lasts as long as the page.
+        steerer: the model and the atlas.
+        examples: images with recipes to choose from; by default the shipped recipes for the atlas.
+        host: the address to listen on; by default GRADIO_SERVER_NAME, or else this machine only. If other machines can
+            reach it, uploads are limited to 5 MB and visitors to 20 requests a minute.
+        port: by default the first free one from 7860 on.
+        share: whether to open a public address through Gradio's servers, with the same limits.
+        auth: a name and a password that visitors must enter.
+        browse: whether to open a browser.
+        wait: whether to block until the page is closed.
         on_ready: called with the address of the page.
     """
     gr = optional.require("gradio", "the demo")
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    _check_host(host)  # Gradio would wait for it for ever
-    public = share or host not in LOCAL
-    page = Presenter(steerer, shipped_examples(steerer.atlas.name) if examples is None else examples, public=public)
-    app = make_app(page, rate_limit=RateLimit(20, 120) if public else None)
-    # A few at a time; who comes when many wait is told so.
+    _check_host(host)  # with a wrong address Gradio would wait forever
+    public = share or host not in LOCAL_HOSTS
+    examples = shipped_examples(steerer.atlas.name) if examples is None else examples
+    presenter = Presenter(steerer, examples, public=public)
+    app = make_app(presenter, rate_limit=RateLimit(20, 120) if public else None)
+    # Few requests run at a time; when the queue is full, Gradio tells the visitor.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
     try:
         _, address, shared = app.launch(
@@ -60,8 +62,8 @@ def serve(
             inbrowser=browse,
             prevent_thread_lock=True,
             max_file_size="5mb" if public else "50mb",
-            css=components.asset("style.css"),
-            theme=gr.themes.Base(  # its own fonts only: others would be fetched
+            css=components.read_asset("style.css"),
+            theme=gr.themes.Base(  # system fonts only: any other would be loaded from another host
                 primary_hue="indigo",
                 neutral_hue="slate",
                 font=["system-ui", "sans-serif"],
@@ -70,12 +72,12 @@ def serve(
             quiet=True,
             ssr_mode=False,
             show_error=True,
-            run_history=False,  # nothing of what visitors do is kept
+            run_history=False,  # store nothing of what visitors do
         )
-    except OSError as error:  # Gradio's words for a port or an address that cannot be had
-        what = f"port {port} of {host} is" if port else f"the ports of {host} from 7860 on are"
-        raise SpecError(f"{what} taken, or not for you to use; give another --port.") from error
-    threading.Thread(target=page.run, args=(page.warm_up,), daemon=True).start()
+    except OSError as error:  # Gradio raises it for a port or an address that it cannot use
+        what = f"port {port} of {host} is" if port else f"all ports of {host} from 7860 on are"
+        raise SpecError(f"{what} in use or not permitted; choose another --port.") from error
+    threading.Thread(target=presenter.run_in_worker, args=(presenter.warm_up,), daemon=True).start()
     if on_ready is not None:
         on_ready(shared or address)
     if wait:
@@ -84,9 +86,9 @@ def serve(
 
 
 def _check_host(host: str) -> None:
-    """Raises where an address is none of this machine's."""
+    """Raise if an address does not belong to this machine."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            free.bind((host, 0))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
     except OSError as error:
-        raise SpecError(f"'{host}' is no address of this machine; give another --host.") from error
+        raise SpecError(f"'{host}' is not an address of this machine; choose another --host.") from error

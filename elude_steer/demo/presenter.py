@@ -1,4 +1,4 @@
-"""What the demo answers: captions, maps, reasons, recipes, the Python call. Nothing here knows Gradio."""
+"""Answers what visitors of the demo ask: captions, heat maps, tables, code. Nothing here depends on Gradio."""
 
 from __future__ import annotations
 
@@ -15,19 +15,8 @@ from PIL import Image
 
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.demo import html_parts
-from elude_steer.demo.session import (
-    SHOWN,
-    SIGNS,
-    EditRequest,
-    Example,
-    ImageState,
-    Picture,
-    check_length,
-    edit_name,
-    placed,
-    python_call,
-    recipe_text,
-)
+from elude_steer.demo.recipes import SIGNS, Example, edit_name, python_call, recipe_text
+from elude_steer.demo.session import DISPLAY_SIDE, EditRequest, ImageFile, ImageState, check_length
 from elude_steer.errors import ImageError, SpecError, StoppedError
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MAX_PIXELS, open_image
@@ -44,152 +33,185 @@ TUNABLE = tuple(HINTS)
 
 
 class Presenter:
-    """The page's answers to what visitors do; it keeps nothing of them but what is being worked on."""
+    """Answers the page's requests. It stores nothing about visitors except which request of theirs is running.
+
+    Args:
+        steerer: the model and the atlas.
+        examples: images with recipes to choose from.
+        public: whether strangers can reach the page. Their images may have at most 20 million pixels, and exported
+            recipes do not reveal the folder of the atlas.
+    """
 
     def __init__(self, steerer: Steerer, examples: Sequence[Example] = (), *, public: bool = False) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
-        # Strangers bring no huge pictures, and are not told where the atlas lies.
-        self.most = 20_000_000 if public else MAX_PIXELS
+        self.max_pixels = 20_000_000 if public else MAX_PIXELS
         self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
-        self.specimens = ReferenceImages(steerer.atlas, steerer.vlm)
-        self.own = merge_settings(steerer.defaults)
-        self.words = list(steerer.atlas.require_labels().counts)
-        self._running: dict[str, _Work] = {}
-        self._fresh = itertools.count(1)
-        # Two threads for all that is heavy, always the same: each keeps memory of its own for what it once computed.
+        self.reference_images = ReferenceImages(steerer.atlas, steerer.vlm)
+        self.atlas_settings = merge_settings(steerer.defaults)
+        self.concepts = list(steerer.atlas.require_labels().counts)
+        self._running: dict[str, _Request] = {}
+        self._image_numbers = itertools.count(1)
+        # Heavy work runs in the same two threads: each thread that runs a model keeps its own memory afterwards.
         self._workers = ThreadPoolExecutor(2)
 
-    def warm_up(self) -> None:
-        """Does everything once, so that the first visitor does not wait for what only the first call does."""
-        blank = Image.new("RGB", (64, 64))
-        plan, _ = self.steerer.prepare_plan(self.words[:1])
-        self.views(self.steerer.explain(blank, plan, max_new_tokens=2))
+    # Running requests
 
-    def run(self, job: Callable[[], T]) -> T:
-        """Does something heavy, when it is its turn."""
+    def warm_up(self) -> None:
+        """Run one edit, so that the first visitor does not wait for what only the first call does."""
+        blank = Image.new("RGB", (64, 64))
+        plan, _ = self.steerer.prepare_plan(self.concepts[:1])
+        self.result_view(self.steerer.explain(blank, plan, max_new_tokens=2))
+
+    def run_in_worker(self, job: Callable[[], T]) -> T:
+        """Run heavy work in a worker thread and wait for its result."""
         return self._workers.submit(copy_context().run, job).result()
 
     @contextmanager
-    def working(self, visitor: str, told: Callable[[int], object] = lambda tokens: None) -> Iterator[None]:
-        """Inside, what the model does can be stopped, and `told` hears of every token; a visitor's old work ends."""
-        self.stop(visitor, "")
-        work = self._running[visitor] = _Work()
+    def stoppable(self, visitor: str, on_token: Callable[[int], object] = lambda count: None) -> Iterator[None]:
+        """Inside, the model can be stopped by `stop`. Entering stops the visitor's earlier request.
 
-        def step(tokens: int) -> None:
-            work.go_on()
-            told(tokens)
+        Args:
+            visitor: whose request it is.
+            on_token: called with the length of the answer after each generated token.
+        """
+        self.stop(visitor, "")
+        request = self._running[visitor] = _Request()
+
+        def check_and_report(count: int) -> None:
+            request.raise_if_stopped()
+            on_token(count)
 
         try:
-            with report_tokens(step):
+            with report_tokens(check_and_report):
                 yield
-            work.go_on()  # an answer that nobody waits for any more is none
+            request.raise_if_stopped()  # discard an answer that nobody waits for any more
         finally:
-            if self._running.get(visitor) is work:
+            if self._running.get(visitor) is request:
                 del self._running[visitor]
 
-    def stop(self, visitor: str, because: str = "Stopped.") -> None:
-        """Ends what is being done for a visitor, if anything is; no reason is given where something else takes over."""
-        work = self._running.get(visitor)
-        if work is not None:
-            work.stopped = because
+    def stop(self, visitor: str, reason: str = "Stopped.") -> None:
+        """Stop the visitor's running request, if there is one; pass an empty reason if another request replaces it."""
+        request = self._running.get(visitor)
+        if request is not None:
+            request.stop_reason = reason
 
-    def settings(self, values: Sequence[Any]) -> dict[str, Any]:
-        """What stands in the folded settings, as far as it differs from the atlas's own."""
-        given = dict(zip(TUNABLE, values, strict=True))
-        text = "" if given["nu"] is None else str(given["nu"]).strip()
-        given["nu"] = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else text
+    # The settings fields
+
+    def read_settings(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The settings among the fields' values that differ from the atlas's."""
+        settings = dict(zip(TUNABLE, values, strict=True))
+        text = "" if settings["nu"] is None else str(settings["nu"]).strip()
+        settings["nu"] = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else text
         for name in ("kappa", "fill"):
-            if isinstance(given[name], float) and given[name].is_integer():
-                given[name] = int(given[name])
-        return {name: value for name, value in given.items() if value not in (None, "", getattr(self.own, name))}
+            if isinstance(settings[name], float) and settings[name].is_integer():
+                settings[name] = int(settings[name])
+        return {
+            name: value
+            for name, value in settings.items()
+            if value not in (None, "", getattr(self.atlas_settings, name))
+        }
 
     def field_values(self, settings: Mapping[str, Any] | None = None) -> list[Any]:
-        """The folded settings as the page shows them: the atlas's own, and what differs from them."""
-        now = vars(self.own) | {name: value for name, value in (settings or {}).items() if value is not None}
-        return [str(now[name]) if name == "nu" else now[name] for name in TUNABLE]
+        """The values of the settings fields: the given settings, and the atlas's for all others."""
+        values = vars(self.atlas_settings) | {
+            name: value for name, value in (settings or {}).items() if value is not None
+        }
+        return [str(values[name]) if name == "nu" else values[name] for name in TUNABLE]
 
-    def steer(self, wanted: EditRequest) -> SteeredCaption:
-        """Both captions of a picture."""
-        image = self._pixels(wanted.checked().picture)
-        where, settings = placed(wanted)
-        if where is None and not wanted.minus and settings.get("mode", self.own.mode) == "place":
+    def fields_for_next_image(self, state: ImageState, fields: Sequence[Any]) -> list[Any]:
+        """The question and the settings for the next image: reset if a recipe filled them in, kept if typed."""
+        return [PROMPT, *self.field_values()] if tuple(fields) == state.loaded_fields else list(fields)
+
+    # Images
+
+    def open_example(self, number: int, step: int | None = None) -> ImageState:
+        """The state after choosing an example; the region of one of its edits is marked, if it has one."""
+        example = self.examples[number]
+        image = ImageFile.from_path(example.path)
+        box = () if step is None else example.recipe.steps[step].where
+        return ImageState(image, self.image_view(image, box, number), self.edit_buttons(number))
+
+    def open_upload(self, path: str | Path) -> ImageState:
+        """The state after uploading an image."""
+        image = ImageFile.from_path(path, max_pixels=self.max_pixels)
+        return ImageState(image, self.image_view(image))
+
+    def image_view(self, image: ImageFile, box: Sequence[float] = (), example: int | None = None) -> dict[str, Any]:
+        """The viewer's value for a new image, with a box in pixels to mark on it."""
+        opened = image.open(self.max_pixels)
+        sides = (opened.width, opened.height) * 2
+        shares = [value / side for value, side in zip(box, sides, strict=bool(box))]
+        # A new number each time, so that choosing the same image again also clears the mark.
+        new_image = {"fresh": next(self._image_numbers), "box": shares, "example": example}
+        return {"views": [_view("image", fit_within(opened, DISPLAY_SIDE))], "chosen": 0, **new_image}
+
+    def result_view(self, result: SteeredCaption) -> dict[str, Any]:
+        """The viewer's value after an edit: the image, and one heat map per concept. The first map is shown."""
+        names = {concept.word: SIGNS[concept.role] + concept.word for concept in result.plan.concepts}
+        maps = [_view(names[word], result.heatmap(word, side=DISPLAY_SIDE)) for word in result.maps]
+        return {
+            "views": [_view("image", fit_within(result.image, DISPLAY_SIDE)), *maps],
+            "chosen": min(1, len(maps)),
+        }
+
+    def _open_image(self, request: EditRequest) -> Any:
+        if request.image is None:
+            raise ImageError("there is no image yet; choose an example, or upload your own.")
+        return request.image.open(self.max_pixels)
+
+    # Steering
+
+    def answer(self, state: ImageState, request: EditRequest) -> tuple[ImageState, SteeredCaption]:
+        """Steer, and return the result together with the state that shows it."""
+        result = self.steer(request)
+        result = replace(result, notes=(*result.notes, *self._notes(request)))
+        view, sub_units, export = self.result_view(result), self.sub_unit_table(result), self.export_code(request)
+        return replace(state, view=view, sub_units=sub_units, export=export), result
+
+    def steer(self, request: EditRequest) -> SteeredCaption:
+        """The baseline and the steered caption of an image."""
+        request.validate()
+        image = self._open_image(request)
+        region, settings = request.region_and_settings()
+        if region is None and not request.minus and settings.get("mode", self.atlas_settings.mode) == "place":
             raise SpecError(
-                f"'{wanted.plus[0]}' needs a place: name what it replaces under Remove, or mark where on the picture."
+                f"'{request.plus[0]}' needs a place: name what it replaces under Remove, or mark a region of the image."
             )
-        plan, notes = self.steerer.prepare_plan(wanted.minus, wanted.plus, where, settings)
-        return self.steerer.explain(image, plan, prompt=wanted.prompt or PROMPT, notes=notes)
+        plan, notes = self.steerer.prepare_plan(request.minus, request.plus, region, settings)
+        return self.steerer.explain(image, plan, prompt=request.prompt or PROMPT, notes=notes)
 
-    def _remarks(self, wanted: EditRequest) -> list[str]:
-        """What stands folded away or on the picture and made a difference."""
-        marked = placed(wanted)[0] is not None
-        given = ", ".join(f"{name} {value}" for name, value in wanted.settings.items())
-        notes = [f"Settings that are not the atlas's own: {given}."] if given else []
-        if marked and wanted.settings.get("mode", self.own.mode) == "scale":
-            notes.append("There is a mark, so place did it: scale has no region.")
-        if marked and wanted.minus:
-            added = "What is added went to the mark, what is removed goes where it fires."
-            notes.append(added if wanted.plus else "Removed in the marked region alone.")
+    def _notes(self, request: EditRequest) -> list[str]:
+        """What influenced the result but may be out of sight: folded settings and the mark."""
+        has_region = request.region_and_settings()[0] is not None
+        changed = ", ".join(f"{name} {value}" for name, value in request.settings.items())
+        notes = [f"Settings that differ from the atlas's: {changed}."] if changed else []
+        if has_region and request.settings.get("mode", self.atlas_settings.mode) == "scale":
+            notes.append("Mode place was used, because a region is marked; mode scale has no regions.")
+        if has_region and request.minus:
+            both = "Concepts were added in the marked region and removed wherever they fire."
+            notes.append(both if request.plus else "Removed only in the marked region.")
         return notes
 
-    def _pixels(self, picture: Picture | None) -> Any:
-        if picture is None:
-            raise ImageError("there is no picture yet; choose an example, or bring one of yours.")
-        return picture.opened(self.most)
+    def find_settings(self, request: EditRequest) -> TuningResult:
+        """Captions under about a dozen settings near the atlas's, best first."""
+        request.validate()
+        image = self._open_image(request)
+        if len(request.minus) != 1 or len(request.plus) > 1:
+            raise SpecError("settings can be tried for one concept to remove and at most one to replace it.")
+        if request.mark:
+            raise SpecError("settings are tried where the concept fires, but a region is marked; clear the mark first.")
+        kappa, nu = self.atlas_settings.kappa, self.atlas_settings.nu
+        grid = {name: [value] for name, value in request.settings.items()}
+        grid["kappa"] = _multiples(kappa, (2 / 3, 1, 5 / 3))
+        grid["nu"] = ["all", 10, 50] if isinstance(nu, str) else _multiples(nu, (0.6, 1, 1.5, 3))
+        plus = request.plus[0] if request.plus else None
+        prompt = request.prompt or PROMPT
+        return tune(self.steerer, image, minus=request.minus[0], plus=plus, grid=grid, prompt=prompt)
 
-    def answered(self, board: ImageState, wanted: EditRequest) -> tuple[ImageState, SteeredCaption]:
-        """Both captions of a picture, and the board with all there is to tell about them."""
-        result = self.steer(wanted)
-        result = replace(result, notes=(*result.notes, *self._remarks(wanted)))
-        view, reasons, taken = self.views(result), self.reasons(result), self.take_home(wanted)
-        return replace(board, view=view, reasons=reasons, taken=taken), result
+    # HTML
 
-    def board(self, number: int, step: int | None = None) -> ImageState:
-        """An example that was chosen, with the region of one of its edits marked where it has one."""
-        example = self.examples[number]
-        picture = Picture.of(example.path)
-        box = () if step is None else example.recipe.steps[step].where
-        return ImageState(picture, self.view(picture, box, number), self.edits(number))
-
-    def brought(self, path: str | Path) -> ImageState:
-        """A picture that somebody brought."""
-        picture = Picture.of(path, most=self.most)
-        return ImageState(picture, self.view(picture))
-
-    def released(self, board: ImageState, given: Sequence[Any]) -> list[Any]:
-        """The question and the settings for the next picture: what an edit had brought leaves with the last one."""
-        return [PROMPT, *self.field_values()] if tuple(given) == board.given else list(given)
-
-    def find(self, wanted: EditRequest) -> TuningResult:
-        """Captions under a dozen settings around the atlas's own, best first."""
-        image = self._pixels(wanted.checked().picture)
-        if len(wanted.minus) != 1 or len(wanted.plus) > 1:
-            raise SpecError("settings are tried for one word that goes, and at most one that comes in its place.")
-        if wanted.mark:
-            raise SpecError("settings are tried where the word fires, and there is a mark; clear it first.")
-        own, grid = self.own, {name: [value] for name, value in wanted.settings.items()}
-        grid["kappa"] = _around(own.kappa, (2 / 3, 1, 5 / 3))
-        grid["nu"] = ["all", 10, 50] if isinstance(own.nu, str) else _around(own.nu, (0.6, 1, 1.5, 3))
-        plus = wanted.plus[0] if wanted.plus else None
-        prompt = wanted.prompt or PROMPT
-        return tune(self.steerer, image, minus=wanted.minus[0], plus=plus, grid=grid, prompt=prompt)
-
-    def view(self, picture: Picture, box: Sequence[float] = (), example: int | None = None) -> dict[str, Any]:
-        """The picture alone, as the page shows it, with a box of pixels marked on it or none."""
-        image = picture.opened(self.most)
-        sides = (image.width, image.height) * 2
-        shares = [value / side for value, side in zip(box, sides, strict=bool(box))]
-        # Counted, so that the same picture chosen once more is told from the one that stands there.
-        fresh = {"fresh": next(self._fresh), "box": shares, "example": example}
-        return {"views": [_view("picture", fit_within(image, SHOWN))], "chosen": 0, **fresh}
-
-    def views(self, result: SteeredCaption) -> dict[str, Any]:
-        """The picture, and the picture with a heat map for each word; the first word's is in sight."""
-        signs = {c.word: SIGNS[c.role] + c.word for c in result.plan.concepts}
-        maps = [_view(signs[word], result.heatmap(word, side=SHOWN)) for word in result.maps]
-        return {"views": [_view("picture", fit_within(result.image, SHOWN)), *maps], "chosen": min(1, len(maps))}
-
-    def reasons(self, result: SteeredCaption) -> str:
-        """The sub-units that were changed, as a table to choose from."""
+    def sub_unit_table(self, result: SteeredCaption) -> str:
+        """The sub-units that an edit changed."""
         rows = []
         for concept in result.plan.concepts:
             word = SIGNS[concept.role] + concept.word
@@ -197,27 +219,29 @@ class Presenter:
                 cells = (f"{word}: {e.label}", round(e.similarity, 2), round(e.score, 1), e.unit, e.sub_unit)
                 rows.append(({"sub_unit": e.sub_unit}, cells))
         return html_parts.table(
-            "The sub-units that were changed; choose one to see what it fires for",
-            ("word: label", "similarity", "score", "unit", "sub-unit"),
+            "Changed sub-units; click one to see what it fires for",
+            ("concept: label", "similarity", "score", "unit", "sub-unit"),
             rows,
         )
 
-    def tried(self, found: TuningResult) -> str:
-        """What was tried as a table to choose from."""
+    def trials_table(self, result: TuningResult) -> str:
+        """The settings that were tried, with their captions."""
         rows = []
-        for row in found.rows:
-            told = {name: row[name] for name in TUNABLE if name in row}
-            rows.append((told, (row["caption"], row["nu"], row["kappa"], f"{row['kept']:.0%}")))
-        return html_parts.table("Tried, best first; choose one to use it", ("caption", "nu", "kappa", "kept"), rows)
+        for row in result.rows:
+            settings = {name: row[name] for name in TUNABLE if name in row}
+            rows.append((settings, (row["caption"], row["nu"], row["kappa"], f"{row['kept']:.0%}")))
+        return html_parts.table(
+            "Tried settings, best first; click a row to use it", ("caption", "nu", "kappa", "kept"), rows
+        )
 
-    def concepts(self) -> str:
-        """Every label of the atlas, the most frequent first."""
+    def concept_table(self) -> str:
+        """Every label of the atlas, most frequent first."""
         counts = self.steerer.atlas.require_labels().counts
         rows = [({"word": word}, (word, count)) for word, count in counts.items()]
         return html_parts.table("All concepts", ("concept", "sub-units"), rows)
 
     def search(self, word: str) -> str:
-        """The sub-units that match a word."""
+        """The sub-units whose labels are closest to a word."""
         check_length(word)
         atlas = self.steerer.atlas
         matches = atlas.require_labels().search(self.steerer.matcher, word, atlas.units.numpy(), limit=24, by="label")
@@ -226,73 +250,75 @@ class Presenter:
             for m in matches
         ]
         return html_parts.table(
-            f"Sub-units for '{word}'; choose one to see what it fires for",
+            f"Sub-units for '{word}'; click one to see what it fires for",
             ("label", "similarity", "score", "unit", "sub-unit"),
             rows,
         )
 
-    def specimen(self, sub_unit: Any) -> str:
-        """What a sub-unit fires for, beside its parent unit, and what else the unit was split into."""
+    def sub_unit_details(self, sub_unit: Any) -> str:
+        """Reference images of a sub-unit and of its unit, and the unit's other sub-units."""
         atlas = self.steerer.atlas
         if type(sub_unit) is not int or not 0 <= sub_unit < len(atlas):
             raise SpecError(f"there is no sub-unit {sub_unit}; atlas '{atlas.name}' has 0 to {len(atlas) - 1}.")
         labels, unit = atlas.require_labels(), int(atlas.units[sub_unit])
-        parts = [
-            html_parts.choice(f"{labels[one] or 'without a name'} ({one})", {"sub_unit": one})
-            for one in atlas.sub_units_of(unit)
-            if one != sub_unit
+        siblings = [
+            html_parts.button(f"{labels[other] or 'no label'} ({other})", {"sub_unit": other})
+            for other in atlas.sub_units_of(unit)
+            if other != sub_unit
         ]
-        name = labels[sub_unit] or "without a name"
+        title = f"Sub-unit {sub_unit}: {labels[sub_unit] or 'no label'}"
+        buttons = html_parts.button_row("other sub-units", siblings)
         return (
             '<div class="specimens">'
-            + html_parts.strip(f"Sub-unit {sub_unit}: {name}", self.specimens.for_sub_unit(sub_unit))
-            + html_parts.strip(f"Unit {unit}, before the split", self.specimens.for_unit(unit))
-            + (f"<h3>What else the unit was split into</h3>{html_parts.choices('parts', parts)}" if parts else "")
+            + html_parts.image_strip(title, self.reference_images.for_sub_unit(sub_unit))
+            + html_parts.image_strip(f"Unit {unit}, before the split", self.reference_images.for_unit(unit))
+            + (f"<h3>Other sub-units of this unit</h3>{buttons}" if siblings else "")
             + "</div>"
         )
 
-    def take_home(self, wanted: EditRequest) -> str:
-        """The present state as a recipe and as a Python call."""
-        name = wanted.picture.name if wanted.picture else "photo.png"
-        where, settings = placed(wanted)
-        mask, done = "mark.png" if where is not None else None, replace(wanted, settings=settings)
-        recipe, call = recipe_text(name, done, self.atlas, mask=mask), python_call(name, done, self.atlas, mask=mask)
+    def export_code(self, request: EditRequest) -> str:
+        """An edit as a recipe and as a Python call."""
+        name = request.image.name if request.image else "photo.png"
+        region, settings = request.region_and_settings()
+        mask, edit = "mark.png" if region is not None else None, replace(request, settings=settings)
+        recipe, call = recipe_text(name, edit, self.atlas, mask=mask), python_call(name, edit, self.atlas, mask=mask)
         files: dict[str, str | None] = {"steering.yaml": None}
-        if where is not None:
-            files["mark.png"] = data_uri(Image.fromarray(where))
-        return html_parts.code("Recipe", recipe, files) + html_parts.code("The same in Python", call)
+        if region is not None:
+            files["mark.png"] = data_uri(Image.fromarray(region))
+        return html_parts.code_block("Recipe", recipe, files) + html_parts.code_block("The same in Python", call)
 
-    def examples_strip(self) -> str:
-        """The examples' pictures as buttons."""
+    def example_buttons(self) -> str:
+        """The images of the examples as buttons."""
         buttons = []
         for number, example in enumerate(self.examples):
-            picture = fit_within(open_image(example.path), 96)
-            buttons.append(html_parts.choice(example.name, {"example": number}, picture=picture, chosen=not number))
-        return html_parts.choices("Examples", buttons)
+            image = fit_within(open_image(example.path), 96)
+            buttons.append(html_parts.button(example.name, {"example": number}, image=image, pressed=not number))
+        return html_parts.button_row("Examples", buttons)
 
-    def edits(self, number: int) -> str:
-        """What an example's recipe does, as buttons."""
+    def edit_buttons(self, number: int) -> str:
+        """The edits of an example's recipe as buttons."""
         steps = self.examples[number].recipe.steps
         buttons = [
-            html_parts.choice(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
+            html_parts.button(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
         ]
-        return html_parts.choices("Edits to try", buttons)
+        return html_parts.button_row("Edits to try", buttons)
 
 
 @dataclass
-class _Work:
-    """What is being done for a visitor."""
+class _Request:
+    """A running request of a visitor."""
 
-    stopped: str | None = None  # why, once it is
+    stop_reason: str | None = None  # None while it may go on
 
-    def go_on(self) -> None:
-        if self.stopped is not None:
-            raise StoppedError(self.stopped)
+    def raise_if_stopped(self) -> None:
+        if self.stop_reason is not None:
+            raise StoppedError(self.stop_reason)
 
 
 def _view(name: str, image: Image.Image) -> dict[str, str]:
     return {"name": name, "source": data_uri(image, quick=True)}
 
 
-def _around(value: int, shares: Sequence[float]) -> list[int]:
-    return list(dict.fromkeys(max(1, round(value * share)) for share in shares))
+def _multiples(value: int, factors: Sequence[float]) -> list[int]:
+    """Rounded multiples of a count, at least 1, without duplicates."""
+    return list(dict.fromkeys(max(1, round(value * factor)) for factor in factors))

@@ -1,4 +1,4 @@
-"""The demo in a real browser: what a visitor does, and what they see."""
+"""The demo in a real browser: what visitors do and see."""
 
 import base64
 import json
@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from elude_steer import toyland
-from elude_steer.demo.presenter import Presenter
-from elude_steer.demo.session import EditRequest, Picture, region, shipped_examples
+from elude_steer.demo.session import EditRequest, ImageFile, decode_mark
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
@@ -46,44 +45,39 @@ def browser():
 
 @pytest.fixture
 def visit(browser, address):
-    """Opens the page in a session of its own; at the end nothing may have failed or gone to another host."""
+    """Opens the page in a new session; at the end, no session may have failed or contacted another host."""
     with ExitStack() as stack:
-        came = []
+        visitors = []
 
-        def opened(**options):
-            came.append(Visitor(browser, address, **options))
-            stack.callback(came[-1].close)
-            return came[-1]
+        def open_page(**options):
+            visitors.append(Visitor(browser, address, **options))
+            stack.callback(visitors[-1].close)
+            return visitors[-1]
 
-        yield opened
-        assert [visitor.problems for visitor in came] == [[] for _ in came]
-
-
-@pytest.fixture(scope="module")
-def page(steerer):
-    """What the page should answer."""
-    return Presenter(steerer, shipped_examples("toyland"))
+        yield open_page
+        assert [visitor.problems for visitor in visitors] == [[] for _ in visitors]
 
 
-def wanted(page, example, minus=(), plus=(), mark=None, **settings):
-    path = next(one.path for one in page.examples if one.name == example)
-    return EditRequest(Picture.of(path), mark, tuple(minus), tuple(plus), PROMPT, settings)
+def make_request(presenter, example, minus=(), plus=(), mark=None, **settings):
+    path = next(one.path for one in presenter.examples if one.name == example)
+    return EditRequest(ImageFile.from_path(path), mark, tuple(minus), tuple(plus), PROMPT, settings)
 
 
-def expected(page, example, minus=(), plus=(), mark=None, **settings):
-    result = page.steer(wanted(page, example, minus, plus, mark, **settings))
+def expected(presenter, example, minus=(), plus=(), mark=None, **settings):
+    """The baseline and the steered caption that the page should show."""
+    result = presenter.steer(make_request(presenter, example, minus, plus, mark, **settings))
     return result.baseline, result.caption
 
 
-def seen(visitor):
+def image_source(visitor):
     return visitor.page.locator("#easel .shown").get_attribute("src")
 
 
-def test_the_whole_act(visit, steerer):
-    """Example, minus dog, plus biker, press: both captions as the library says them, and a map for each word."""
+def test_an_edit_from_start_to_end(visit, steerer):
+    """Choose an example, remove dog, add biker: the page shows the library's captions and a map per concept."""
     visitor = visit()
     visitor.example("dog")
-    plain = seen(visitor)
+    plain = image_source(visitor)
     visitor.words("minus", "dog")
     visitor.words("plus", "biker")
     visitor.press()
@@ -93,17 +87,17 @@ def test_the_whole_act(visit, steerer):
     assert set(visitor.page.locator("#said ins").all_inner_texts()) == set(result.new)
     views = visitor.page.locator("#easel .views button")
     views.first.wait_for(timeout=WAIT)
-    assert views.all_inner_texts() == ["picture", "\N{MINUS SIGN} dog", "+ biker"]
-    assert views.nth(1).get_attribute("aria-pressed") == "true"  # the first word's map is in sight
-    dog = seen(visitor)
+    assert views.all_inner_texts() == ["image", "\N{MINUS SIGN} dog", "+ biker"]
+    assert views.nth(1).get_attribute("aria-pressed") == "true"  # the first concept's map is shown
+    dog = image_source(visitor)
     views.nth(2).click()
-    biker = seen(visitor)
+    biker = image_source(visitor)
     visitor.page.locator("#easel .views button").first.click()
     assert len({plain, dog, biker}) == 3
-    assert seen(visitor) == plain
+    assert image_source(visitor) == plain
 
 
-def test_nothing_of_the_main_act_needs_scrolling_on_a_laptop(visit):
+def test_steering_needs_no_scrolling_on_a_laptop(visit):
     visitor = visit()
     visitor.words("minus", "cat")
     visitor.press()
@@ -115,45 +109,45 @@ def test_nothing_of_the_main_act_needs_scrolling_on_a_laptop(visit):
     assert left["x"] + left["width"] <= right["x"]
 
 
-def test_what_is_typed_counts_without_the_enter_key(visit, page):
+def test_a_typed_concept_counts_without_the_enter_key(visit, presenter):
     visitor = visit()
     visitor.example("teddy")
     visitor.page.locator("#minus input").click()
     visitor.page.keyboard.type("teddy")
     visitor.press()
-    assert visitor.captions() == expected(page, "teddy", ["teddy"])
+    assert visitor.captions() == expected(presenter, "teddy", ["teddy"])
 
 
-def test_words_of_the_atlas_are_suggested(visit):
+def test_concepts_of_the_atlas_are_suggested(visit):
     visitor = visit()
     visitor.page.locator("#plus input").click()
     visitor.page.keyboard.type("mot")
     assert visitor.page.locator("#plus [role=option]").all_inner_texts()[0].strip().endswith("motorcycle")
 
 
-def test_what_is_missing_is_asked_for(visit):
+def test_a_missing_concept_and_a_typed_script_are_answered_in_words(visit):
     visitor = visit()
-    assert "say what should go or come" in visitor.press()
+    assert "name a concept to remove or to add" in visitor.press()
     visitor.words("minus", EVIL)
-    assert "alert" in visitor.press()  # told as it was typed, and not run
+    assert "alert" in visitor.press()  # shown as typed, and not executed
 
 
-def test_a_marked_region_gets_what_is_added(visit, page):
+def test_a_concept_is_added_in_the_marked_region(visit, presenter):
     visitor = visit()
     visitor.example("teddy")
     visitor.words("plus", "cat")
     visitor.paint((0.15, 0.8), (0.35, 0.85), brush=120)
     visitor.press()
     mark = visitor.mark()
-    rows, columns = region(mark).nonzero()
-    assert columns.mean() / region(mark).shape[1] == pytest.approx(0.25, abs=0.05)
-    assert rows.mean() / region(mark).shape[0] == pytest.approx(0.825, abs=0.05)
-    assert visitor.captions() == expected(page, "teddy", plus=["cat"], mark=mark)
+    rows, columns = decode_mark(mark).nonzero()
+    assert columns.mean() / decode_mark(mark).shape[1] == pytest.approx(0.25, abs=0.05)
+    assert rows.mean() / decode_mark(mark).shape[0] == pytest.approx(0.825, abs=0.05)
+    assert visitor.captions() == expected(presenter, "teddy", plus=["cat"], mark=mark)
     visitor.page.locator("#easel .clear").click()
     assert visitor.mark() == ""
-    assert "name what it replaces under Remove, or mark where" in visitor.press()
+    assert "name what it replaces under Remove, or mark a region" in visitor.press()
     visitor.paint((0.5, 0.5))
-    visitor.example("dog")  # another picture takes the mark away
+    visitor.example("dog")  # another image clears the mark
     assert visitor.mark() == ""
 
 
@@ -164,25 +158,25 @@ def test_a_region_can_be_marked_by_keyboard(visit):
     visitor.page.locator("#easel .mark").focus()
     for key in ("ArrowLeft", "ArrowLeft", "ArrowUp", " "):
         visitor.page.keyboard.press(key)
-    rows, columns = region(visitor.mark()).nonzero()
+    rows, columns = decode_mark(visitor.mark()).nonzero()
     assert columns.mean() < 240
     assert rows.mean() < 240
 
 
-def test_a_picture_of_ones_own(visit, steerer, tmp_path):
+def test_images_can_be_uploaded_and_dropped(visit, steerer, tmp_path):
     scenes = [scene for scene in toyland.scenes(seed=71, n=30) if len(scene.things) == 2][:2]
     for number, scene in enumerate(scenes):
         scene.image.save(tmp_path / f"mine {number}.png")
     visitor = visit()
-    before = seen(visitor)
+    before = image_source(visitor)
     visitor.bring(tmp_path / "mine 0.png")
     visitor.page.wait_for_function("before => document.querySelector('#easel .shown').src !== before", arg=before)
     visitor.words("minus", scenes[0].objects[0])
     visitor.press()
     result = steerer.steer(scenes[0].image, minus=[scenes[0].objects[0]])
     assert visitor.captions() == (result.baseline, result.caption)
-    data = base64.b64encode((tmp_path / "mine 1.png").read_bytes()).decode()  # dropped on the easel
-    before = seen(visitor)
+    data = base64.b64encode((tmp_path / "mine 1.png").read_bytes()).decode()  # dropped on the viewer
+    before = image_source(visitor)
     visitor.page.evaluate(
         """data => {
             const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)), list = new DataTransfer();
@@ -198,23 +192,23 @@ def test_a_picture_of_ones_own(visit, steerer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("notes.png", b"no picture at all"), ("cut.png", None), ("empty.png", b"")], ids=lambda v: str(v)
+    ("name", "data"), [("notes.png", b"not an image"), ("cut.png", None), ("empty.png", b"")], ids=lambda v: str(v)
 )
-def test_a_bad_upload_is_a_sentence_and_the_old_picture_stays(visit, page, tmp_path, name, data):
-    path = next(one.path for one in page.examples if one.name == "cats")
+def test_a_bad_upload_is_refused_and_the_old_image_stays(visit, presenter, tmp_path, name, data):
+    path = next(one.path for one in presenter.examples if one.name == "cats")
     (tmp_path / name).write_bytes(path.read_bytes()[:900] if data is None else data)
     visitor = visit()
     before = visitor.html()
     visitor.bring(tmp_path / name)
-    said = visitor.answer(before)
-    assert f"'{name}' cannot be read as an image" in said
-    assert "/" not in said  # no path of the machine
+    text = visitor.answer(before)
+    assert f"'{name}' cannot be read as an image" in text
+    assert "/" not in text  # no path of this machine
     visitor.words("minus", "cat")
     visitor.press()
-    assert visitor.captions() == expected(page, "cats", ["cat"])
+    assert visitor.captions() == expected(presenter, "cats", ["cat"])
 
 
-def test_two_visitors_never_see_each_others_captions(visit, page):
+def test_two_visitors_never_see_each_others_captions(visit, presenter):
     one, two = visit(), visit()
     one.example("teddy")
     two.example("train")
@@ -224,14 +218,14 @@ def test_two_visitors_never_see_each_others_captions(visit, page):
         waiting = one.start(), two.start()
         one.answer(waiting[0])
         two.answer(waiting[1])
-        assert one.captions() == expected(page, "teddy", [first])
-        assert two.captions() == expected(page, "train", [second])
+        assert one.captions() == expected(presenter, "teddy", [first])
+        assert two.captions() == expected(presenter, "train", [second])
         assert f"minus=['{first}']" not in two.page.content()
         views = (v.page.locator("#easel .views button").nth(1).inner_text() for v in (one, two))
         assert tuple(views) == (f"\N{MINUS SIGN} {first}", f"\N{MINUS SIGN} {second}")
 
 
-def test_settings_count_and_can_be_reset(visit, page):
+def test_settings_take_effect_and_can_be_reset(visit, presenter):
     visitor = visit()
     visitor.example("dog")
     visitor.words("minus", "dog")
@@ -240,26 +234,26 @@ def test_settings_count_and_can_be_reset(visit, page):
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("6")
     visitor.page.locator("#set-kappa input").fill("17")
     visitor.press()
-    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"], nu=6, kappa=17)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"], nu=6, kappa=17)
     visitor.page.get_by_label("scale", exact=True).check()
     visitor.press()
-    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"], nu=6, kappa=17, mode="scale")
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"], nu=6, kappa=17, mode="scale")
     visitor.page.locator("#reset").click()
     visitor.page.wait_for_function("document.querySelector('#set-kappa input').value === '12'", timeout=WAIT)
     visitor.press()
-    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"])
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"])
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("many")
     assert "nu: must be a whole number of at least 1 or all, not 'many'" in visitor.press()
 
 
-def test_settings_are_found_and_chosen_from(visit, page):
+def test_found_settings_can_be_used(visit, presenter):
     visitor = visit()
     visitor.example("dog")
     visitor.words("minus", "dog")
     visitor.words("plus", "biker")
     visitor.open("settings")
     visitor.press("#tune", "#tried")
-    found = page.find(wanted(page, "dog", ["dog"], ["biker"]))
+    found = presenter.find_settings(make_request(presenter, "dog", ["dog"], ["biker"]))
     captions = visitor.page.locator("#tried tbody [data-row]").all_inner_texts()
     assert captions == [row["caption"] for row in found.rows]
     before = visitor.html()
@@ -269,23 +263,23 @@ def test_settings_are_found_and_chosen_from(visit, page):
     assert visitor.page.locator("#set-kappa input").input_value() == str(found.rows[1]["kappa"])
 
 
-def test_why_shows_what_the_split_did(visit, page):
+def test_why_shows_the_changed_sub_units(visit, presenter):
     visitor = visit()
     visitor.words("minus", "cat")
     visitor.open("why")
     visitor.press("#press", "#reasons")
-    plan = page.steer(wanted(page, "cats", ["cat"])).plan
+    plan = presenter.steer(make_request(presenter, "cats", ["cat"])).plan
     rows = [json.loads(row.get_attribute("data-row")) for row in visitor.page.locator("#reasons [data-row]").all()]
     assert [row["sub_unit"] for row in rows] == [edit.sub_unit for edit in plan.concepts[0].edits]
     visitor.press("#reasons tbody tr >> nth=2", "#specimen")
     sub_unit, unit = plan.concepts[0].edits[2].sub_unit, plan.concepts[0].edits[2].unit
-    said = visitor.page.locator("#specimen").inner_text()
-    assert f"Sub-unit {sub_unit}: cat" in said
-    assert f"Unit {unit}, before the split" in said
+    text = visitor.page.locator("#specimen").inner_text()
+    assert f"Sub-unit {sub_unit}: cat" in text
+    assert f"Unit {unit}, before the split" in text
     assert visitor.page.locator("#specimen .strip img").count() == 16
 
 
-def test_the_recipe_can_be_taken_home_and_brought_back(visit, page, steerer, tmp_path):
+def test_a_recipe_can_be_saved_run_and_uploaded(visit, presenter, steerer, tmp_path):
     visitor = visit()
     visitor.example("teddy")
     visitor.words("minus", "teddy")
@@ -303,8 +297,8 @@ def test_the_recipe_can_be_taken_home_and_brought_back(visit, page, steerer, tmp
     for file in files:
         file.save_as(tmp_path / file.suggested_filename)
     assert sorted(file.suggested_filename for file in files) == ["mark.png", "steering.yaml"]
-    (ran,) = run_recipe(load_recipe(tmp_path / "steering.yaml"), steerer, "demos/images/toyland-teddy.png")
-    assert visitor.captions() == (ran.result.baseline, ran.result.caption)
+    (step,) = run_recipe(load_recipe(tmp_path / "steering.yaml"), steerer, "demos/images/toyland-teddy.png")
+    assert visitor.captions() == (step.result.baseline, step.result.caption)
 
     other = visit()
     other.open("recipe")
@@ -317,14 +311,14 @@ def test_the_recipe_can_be_taken_home_and_brought_back(visit, page, steerer, tmp
     assert "steps" in other.answer(before)
 
 
-def test_a_shipped_edit_is_one_press_away(visit, page):
+def test_a_click_runs_a_shipped_edit(visit, presenter):
     visitor = visit()
     visitor.example("dog")
     visitor.edit(1)
-    assert visitor.captions() == expected(page, "dog", ["dog"], ["biker"])
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"])
 
 
-def test_the_explorer_finds_sub_units_and_shows_what_they_fire_for(visit, page):
+def test_explore_finds_sub_units_and_shows_their_images(visit, presenter):
     visitor = visit()
     visitor.tab("Explore")
     visitor.page.locator("#search textarea, #search input").first.fill("puppy")
@@ -335,18 +329,18 @@ def test_the_explorer_finds_sub_units_and_shows_what_they_fire_for(visit, page):
     visitor.press("#found tbody tr >> nth=0", "#specimen-found")
     assert visitor.page.locator("#specimen-found .strip img").count() == 16
     before = visitor.html("#specimen-found")
-    visitor.page.locator("#specimen-found .choices button").first.click()  # another part of the same unit
+    visitor.page.locator("#specimen-found .choices button").first.click()  # another sub-unit of the same unit
     visitor.answer(before, "#specimen-found")
     visitor.press("#concepts tbody tr >> nth=3", "#found")
-    word = next(iter(list(page.steerer.atlas.require_labels().counts)[3:]))
+    word = next(iter(list(presenter.steerer.atlas.require_labels().counts)[3:]))
     assert f"Sub-units for '{word}'" in visitor.page.locator("#found").inner_text()
     assert visitor.page.locator("#search textarea, #search input").first.input_value() == word
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_it_fits_and_can_be_read(visit, size, scheme):
-    """No state is wider than the window, and axe finds nothing serious that is ours."""
+def test_the_page_fits_the_window_and_is_accessible(visit, size, scheme):
+    """Nothing is wider than the window, and axe finds no serious problem that plain Gradio does not have."""
     visitor = visit(size=size, scheme=scheme, touch=size == PHONE)
     assert visitor.too_wide() <= 0
     visitor.example("dog")
@@ -369,7 +363,7 @@ def test_it_fits_and_can_be_read(visit, size, scheme):
 
 
 def serious(page):
-    """Rules of axe that a page breaks seriously, and where."""
+    """Serious problems that axe finds, by rule."""
     from axe_playwright_python.sync_playwright import Axe
 
     broken = Axe().run(page).response["violations"]
@@ -403,7 +397,7 @@ _bare: dict = {}
 
 
 def bare_gradio(visitor):
-    """What axe finds in a page that has nothing but Gradio's own pieces."""
+    """What axe finds in a page with Gradio's own components only."""
     key = (
         visitor.page.viewport_size["width"],
         visitor.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches"),
@@ -420,8 +414,8 @@ def bare_gradio(visitor):
     return _bare[key]
 
 
-def test_many_clients_at_once_each_get_their_own(address):
-    """The benchmark's crowd, here of eight for a few seconds; in a process, because its sockets stay open."""
+def test_many_clients_at_once_get_their_own_answers(address):
+    """Runs part of the benchmark with eight clients; in a process, because its sockets stay open."""
     script = (
         "import json, os, sys; sys.path[:0] = ['demos/benchmarks', '.']; import demo; "
         "print(json.dumps(demo.crowd(sys.argv[1], os.getpid(), 8, 6)))"
@@ -432,18 +426,18 @@ def test_many_clients_at_once_each_get_their_own(address):
     assert (found["errors"], found["mixed or wrong"], found["first error"]) == (0, 0, "")
 
 
-def test_a_password_is_asked_for(tmp_path):
+def test_a_password_is_required(tmp_path):
     with served("--auth", "me:secret") as (address, _):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(address + "config")
-        refused.value.close()  # it holds the connection
+        refused.value.close()  # it keeps the connection open
         assert refused.value.code == 401
 
 
-def test_a_page_that_is_pressed_too_often_says_so(browser):
+def test_too_many_requests_are_refused(browser):
     script = (
         "import sys; from elude_steer.demo.presenter import Presenter; "
-        "from elude_steer.demo.session import RateLimit, shipped_examples; "
+        "from elude_steer.demo.rate_limit import RateLimit; from elude_steer.demo.recipes import shipped_examples; "
         "from elude_steer import Steerer; from elude_steer.demo.app import make_app; "
         "app = make_app(Presenter(Steerer.load(), shipped_examples('toyland')), rate_limit=RateLimit(2, 10)); "
         "app.launch(server_name='127.0.0.1', server_port=int(sys.argv[-1]), prevent_thread_lock=True, quiet=True); "
@@ -455,12 +449,12 @@ def test_a_page_that_is_pressed_too_often_says_so(browser):
         for _ in range(2):
             visitor.press()
             visitor.captions()
-        assert "2 presses a minute" in visitor.press()
+        assert "2 requests a minute" in visitor.press()
         visitor.close()
 
 
 @pytest.mark.parametrize("given", ["me", "me:", ":secret", ""])
-def test_half_a_password_is_refused(given):
+def test_an_incomplete_password_is_refused(given):
     command = [sys.executable, "-m", "elude_steer", "demo", "--auth", given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -477,12 +471,12 @@ def slow_address():
 
 @pytest.fixture
 def slow(browser, slow_address):
-    """A visitor of a page whose model takes seconds, with a press under way on the dog."""
+    """A visitor of a page whose model takes seconds, with a running request for the dog."""
     visitor = Visitor(browser, slow_address)
     visitor.example("dog")
     visitor.words("minus", "dog")
     visitor.words("plus", "biker")
-    visitor.press()  # the first one also warms up
+    visitor.press()  # the first request also warms up
     visitor.words("plus", "cow")
     visitor.start()
     visitor.page.wait_for_selector("#said .progress-bar", timeout=WAIT)
@@ -491,16 +485,16 @@ def slow(browser, slow_address):
     visitor.close()
 
 
-def settled(visitor, milliseconds=7000):
-    """What stands there when whatever was under way would have been done."""
+def wait_until_settled(visitor, milliseconds=7000):
+    """The image and the answer after any running request would have finished."""
     visitor.page.wait_for_timeout(milliseconds)
-    return seen(visitor), visitor.html()
+    return image_source(visitor), visitor.html()
 
 
-def test_another_picture_ends_the_press_for_the_last_one(slow, tmp_path):
+def test_another_image_stops_the_running_request(slow, tmp_path):
     slow.example("teddy")
-    assert settled(slow) == (seen(slow), slow.html())
-    picture = seen(slow)
+    assert wait_until_settled(slow) == (image_source(slow), slow.html())
+    before = image_source(slow)
     assert "press Steer" in slow.page.locator("#said").inner_text()
     slow.words("minus", "chair")
     slow.words("plus")
@@ -508,51 +502,51 @@ def test_another_picture_ends_the_press_for_the_last_one(slow, tmp_path):
     slow.page.wait_for_selector("#said .progress-bar", timeout=WAIT)
     next(toyland.scenes(seed=72, n=1)).image.save(tmp_path / "mine.png")
     slow.bring(tmp_path / "mine.png")
-    slow.page.wait_for_function("before => document.querySelector('#easel .shown').src !== before", arg=picture)
-    brought = seen(slow)
-    assert slow.chosen() == ""  # no example any more
-    assert settled(slow)[0] == brought
+    slow.page.wait_for_function("before => document.querySelector('#easel .shown').src !== before", arg=before)
+    uploaded = image_source(slow)
+    assert slow.chosen() == ""  # it is no example
+    assert wait_until_settled(slow)[0] == uploaded
     assert slow.page.locator("#said .card").count() == 0
 
 
-def test_a_stop_leaves_everything_as_it_was_and_the_next_press_counts(slow, page):
-    before = seen(slow)
+def test_stop_changes_nothing_and_the_next_request_works(slow, presenter):
+    before = image_source(slow)
     slow.page.locator("#stop").click()
     slow.page.wait_for_selector("#said .progress-bar", state="detached", timeout=WAIT)
-    picture, said = settled(slow)
-    assert picture == before
-    assert "cow" not in said
+    image, answer = wait_until_settled(slow)
+    assert image == before
+    assert "cow" not in answer
     assert "error" not in slow.page.locator("#said").inner_text().lower()
     slow.words("plus")
     slow.press()
-    assert slow.captions() == expected(page, "dog", ["dog"])
+    assert slow.captions() == expected(presenter, "dog", ["dog"])
 
 
-def test_the_last_press_counts(slow, page):
+def test_the_last_request_counts(slow, presenter):
     slow.words("plus", "cat")
     slow.page.locator("#press").click()
     slow.page.wait_for_selector("#said ins:has-text('cat'), #said .complaint", timeout=WAIT)
-    settled(slow)
-    assert slow.captions() == expected(page, "dog", ["dog"], ["cat"])
+    wait_until_settled(slow)
+    assert slow.captions() == expected(presenter, "dog", ["dog"], ["cat"])
 
 
-def test_a_press_that_waits_for_its_turn_can_be_stopped(slow, browser, slow_address):
+def test_a_waiting_request_can_be_stopped(slow, browser, slow_address):
     other, late = (Visitor(browser, slow_address) for _ in range(2))
     for visitor in (other, late):
         visitor.words("minus", "cat")
-    slow.start()  # once more: on a busy machine the first may be done by now
-    other.start()  # both places are taken
+    slow.start()  # again: on a busy machine the first may have finished
+    other.start()  # both workers are busy
     before = late.start()
     late.page.wait_for_timeout(300)
     late.page.locator("#stop").click()
-    assert settled(late, 9000)[1] == before
+    assert wait_until_settled(late, 9000)[1] == before
     assert other.page.locator("#said .card").count() == 2
     for visitor in (other, late):
         assert visitor.problems == []
         visitor.close()
 
 
-def test_the_list_of_words_closes_after_a_pick(visit):
+def test_the_list_of_concepts_closes_after_a_pick(visit):
     visitor = visit()
     visitor.page.locator("#minus input").click()
     visitor.page.locator("#minus [role=option]").first.click()
@@ -561,7 +555,7 @@ def test_the_list_of_words_closes_after_a_pick(visit):
     assert visitor.page.locator("#said .card").count() == 2
 
 
-def test_the_same_example_once_more_takes_the_mark_away(visit):
+def test_choosing_the_same_example_again_clears_the_mark(visit):
     visitor = visit()
     visitor.example("teddy")
     visitor.paint((0.5, 0.5))
@@ -570,49 +564,49 @@ def test_the_same_example_once_more_takes_the_mark_away(visit):
     visitor.page.wait_for_function("window.eludeSteerMark() === ''", timeout=WAIT)
 
 
-def test_settings_of_an_edit_leave_with_its_picture(visit, page):
+def test_settings_of_an_edit_are_reset_with_the_next_image(visit, presenter):
     visitor = visit()
     visitor.example("dog")
     visitor.edit(0)
-    assert "not the atlas's own: kappa 6" in visitor.page.locator("#said").inner_text()
+    assert "differ from the atlas's: kappa 6" in visitor.page.locator("#said").inner_text()
     visitor.example("teddy")
     visitor.words("minus", "teddy")
     visitor.words("plus")
     visitor.press()
-    assert visitor.captions() == expected(page, "teddy", ["teddy"])
-    assert "not the atlas's own" not in visitor.page.locator("#said").inner_text()
+    assert visitor.captions() == expected(presenter, "teddy", ["teddy"])
+    assert "differ from the atlas's" not in visitor.page.locator("#said").inner_text()
 
 
 def test_long_words_and_small_windows_stay_within_the_page(visit):
     for size in (PHONE, (844, 390)):
         visitor = visit(size=size)
         visitor.words("minus", "x" * 300)
-        assert "has 300 letters" in visitor.press()
+        assert "has 300 characters" in visitor.press()
         assert visitor.too_wide() <= 0
         assert visitor.page.locator("#easel .shown").bounding_box()["height"] >= 240
 
 
-def test_what_is_found_on_a_phone_is_in_sight(visit):
+def test_search_results_are_visible_on_a_phone(visit):
     visitor = visit(size=PHONE, touch=True)
     visitor.tab("Explore")
     visitor.press("#concepts tbody tr >> nth=0", "#found")
     assert visitor.page.locator("#found tbody tr").first.bounding_box()["y"] < PHONE[1]
 
 
-def test_an_address_that_is_not_ours_is_one_line():
+def test_a_foreign_address_is_refused_in_one_line():
     command = [sys.executable, "-m", "elude_steer", "demo", "--no-browser", "--host", "203.0.113.7"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    told = "'203.0.113.7' is no address of this machine; give another --host."
-    assert done.stderr.splitlines()[-1] == f"elude-steer: {told}"
+    message = "'203.0.113.7' is not an address of this machine; choose another --host."
+    assert done.stderr.splitlines()[-1] == f"elude-steer: {message}"
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_one_line(address):
+def test_a_used_port_is_refused_in_one_line(address):
     port = address.rsplit(":", 1)[1].strip("/")
     command = [sys.executable, "-m", "elude_steer", "demo", "--no-browser", "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    told = f"port {port} of 127.0.0.1 is taken, or not for you to use; give another --port."
-    assert done.stderr.splitlines()[-1] == f"elude-steer: {told}"
+    message = f"port {port} of 127.0.0.1 is in use or not permitted; choose another --port."
+    assert done.stderr.splitlines()[-1] == f"elude-steer: {message}"
     assert "Traceback" not in done.stderr

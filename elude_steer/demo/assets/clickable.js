@@ -1,16 +1,16 @@
-// Buttons and rows that say something when they are chosen, and texts to copy or save.
+// Buttons and table rows that send their data to the page when clicked, and texts to copy or save.
 element.addEventListener('click', async (event) => {
-  const copy = event.target.closest('[data-copy]'), save = event.target.closest('[data-save]');
-  if (copy || save) {
+  const copyButton = event.target.closest('[data-copy]'), saveButton = event.target.closest('[data-save]');
+  if (copyButton || saveButton) {
     const text = event.target.closest('.code').querySelector('pre').textContent;
-    if (copy) {
-      const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
-      copy.textContent = done ? 'Copied' : 'Select it and press Ctrl+C';
-      setTimeout(() => { copy.textContent = 'Copy'; }, 2000);
+    if (copyButton) {
+      const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+      copyButton.textContent = copied ? 'Copied' : 'Select the text and press Ctrl+C';
+      setTimeout(() => { copyButton.textContent = 'Copy'; }, 2000);
       return;
     }
     const address = URL.createObjectURL(new Blob([text], { type: 'application/yaml' }));
-    for (const [name, data] of Object.entries(JSON.parse(save.dataset.save))) {
+    for (const [name, data] of Object.entries(JSON.parse(saveButton.dataset.save))) {
       Object.assign(document.createElement('a'), { download: name, href: data ?? address }).click();
     }
     setTimeout(() => URL.revokeObjectURL(address), 1000);

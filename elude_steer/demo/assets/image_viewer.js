@@ -1,20 +1,21 @@
-// The picture: its heat maps to switch between, and a brush to mark where an added word should be.
-// props.value is {views: [{name, source}], chosen}, and for another picture {fresh, box, example}: its number, a region
-// to mark, and which of the examples it is. Another picture takes the old one's mark with it.
+// The image viewer: switches between the image and its heat maps, and has a brush to mark a region.
+// props.value is {views: [{name, source}], chosen}; a new image adds {fresh, box, example}: a number that identifies the
+// load, a region to mark as [left, top, right, bottom] in shares of the image, and the number of the example, if it is
+// one. A new image clears the mark.
 const find = (selector) => element.querySelector(selector);
-const easel = find('.easel'), stage = find('.stage'), frame = find('.frame'), shown = find('.shown');
+const viewer = find('.easel'), stage = find('.stage'), frame = find('.frame'), shown = find('.shown');
 const mark = find('.mark'), ring = find('.ring'), views = find('.views'), tools = find('.tools');
 const brush = find('.brush'), label = find('.tools label'), range = find('.tools input'), clear = find('.clear');
 const pen = mark.getContext('2d');
-let marked = false, at = null, last = null, wanted = null, latest = null;
+let hasMark = false, cursor = null, lastDot = null, pendingBox = null, loadedImage = null;
 
-function wipe() {
+function clearMark() {
   pen.clearRect(0, 0, mark.width, mark.height);
-  marked = false;
+  hasMark = false;
   clear.hidden = true;
 }
 
-function show(index) {
+function showView(index) {
   const list = props.value?.views ?? [];
   frame.hidden = !list.length;
   tools.hidden = !list.length;
@@ -23,38 +24,38 @@ function show(index) {
   if (!list.length) return;
   const view = list[index];
   shown.src = view.source;
-  shown.alt = index ? `where ${view.name} fires; framed: the patches that were changed` : 'the picture';
+  shown.alt = index ? `where ${view.name} fires; framed: the patches that were changed` : 'the image';
   views.replaceChildren(...(list.length < 2 ? [] : list).map((one, number) => {
     const button = document.createElement('button');
     button.type = 'button';
     button.textContent = one.name;
     button.setAttribute('aria-pressed', String(number === index));
-    button.onclick = () => { show(number); views.children[number].focus(); };
+    button.onclick = () => { showView(number); views.children[number].focus(); };
     return button;
   }));
 }
 
-function draw() {
+function update() {
   const value = props.value ?? {};
-  show(value.chosen ?? 0);
-  if (!value.fresh || value.fresh === latest) return;
-  latest = value.fresh;
-  wipe();
-  wanted = value.box?.length ? value.box : null;
-  if (shown.complete) box();
+  showView(value.chosen ?? 0);
+  if (!value.fresh || value.fresh === loadedImage) return;
+  loadedImage = value.fresh;
+  clearMark();
+  pendingBox = value.box?.length ? value.box : null;
+  if (shown.complete) drawBox();
   document.querySelectorAll('#examples [data-row]').forEach((one) => {
     one.setAttribute('aria-pressed', String(JSON.parse(one.dataset.row).example === value.example));
   });
 }
 
-// A recipe may bring a box, as shares of the picture.
-function box() {
-  if (!wanted) return;
-  const [left, top, right, bottom] = wanted;
+// Mark the region of a recipe, given in shares of the image.
+function drawBox() {
+  if (!pendingBox) return;
+  const [left, top, right, bottom] = pendingBox;
   pen.fillStyle = '#ffd640';
   pen.fillRect(left * mark.width, top * mark.height, (right - left) * mark.width, (bottom - top) * mark.height);
-  wanted = null;
-  marked = true;
+  pendingBox = null;
+  hasMark = true;
   clear.hidden = false;
 }
 
@@ -62,76 +63,78 @@ shown.onload = () => {
   if (mark.width !== shown.naturalWidth || mark.height !== shown.naturalHeight) {
     mark.width = shown.naturalWidth;
     mark.height = shown.naturalHeight;
-    wipe();
+    clearMark();
   }
-  box();
+  drawBox();
 };
 
 // ---- the brush
-function size() { return Number(range.value); }
+function brushSize() { return Number(range.value); }
 
-function dot(to) {
+function drawTo(point) {
   pen.strokeStyle = pen.fillStyle = '#ffd640';
-  pen.lineWidth = size();
+  pen.lineWidth = brushSize();
   pen.lineCap = 'round';
   pen.beginPath();
-  pen.moveTo((last ?? to).x, (last ?? to).y);
-  pen.lineTo(to.x, to.y + 0.01);
+  pen.moveTo((lastDot ?? point).x, (lastDot ?? point).y);
+  pen.lineTo(point.x, point.y + 0.01);
   pen.stroke();
-  last = to;
-  marked = true;
+  lastDot = point;
+  hasMark = true;
   clear.hidden = false;
 }
 
-function place(event) {
+function pointOf(event) {
   const box = mark.getBoundingClientRect();
   return { x: (event.clientX - box.left) * mark.width / box.width, y: (event.clientY - box.top) * mark.height / box.height };
 }
 
-function move(to) {
-  at = to;
+function moveCursor(point) {
+  cursor = point;
   const box = mark.getBoundingClientRect(), scale = box.width / mark.width;
   ring.hidden = false;
-  ring.style.left = `${to.x * scale}px`;
-  ring.style.top = `${to.y * scale}px`;
-  ring.style.width = ring.style.height = `${size() * scale}px`;
+  ring.style.left = `${point.x * scale}px`;
+  ring.style.top = `${point.y * scale}px`;
+  ring.style.width = ring.style.height = `${brushSize() * scale}px`;
 }
 
 brush.onclick = () => {
-  const on = brush.getAttribute('aria-pressed') !== 'true';
-  brush.setAttribute('aria-pressed', String(on));
-  easel.classList.toggle('brushing', on);
-  label.hidden = !on;
+  const active = brush.getAttribute('aria-pressed') !== 'true';
+  brush.setAttribute('aria-pressed', String(active));
+  viewer.classList.toggle('brushing', active);
+  label.hidden = !active;
   ring.hidden = true;
-  if (on) mark.setAttribute('tabindex', '0'); else mark.removeAttribute('tabindex');
+  if (active) mark.setAttribute('tabindex', '0'); else mark.removeAttribute('tabindex');
 };
-clear.onclick = () => { wipe(); brush.focus(); };
+clear.onclick = () => { clearMark(); brush.focus(); };
 mark.onpointerdown = (event) => {
   if (!event.isPrimary) return;
   mark.setPointerCapture(event.pointerId);
-  last = null;
-  dot(place(event));
+  lastDot = null;
+  drawTo(pointOf(event));
   event.preventDefault();
 };
 mark.onpointermove = (event) => {
   if (!event.isPrimary) return;
-  move(place(event));
-  if (event.buttons) dot(place(event));
+  moveCursor(pointOf(event));
+  if (event.buttons) drawTo(pointOf(event));
 };
-mark.onpointerup = () => { last = null; };
+mark.onpointerup = () => { lastDot = null; };
 mark.onpointerleave = () => { ring.hidden = true; };
 mark.onkeydown = (event) => {
   const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (!step && event.key !== ' ') return;
   event.preventDefault();
-  const from = at ?? { x: mark.width / 2, y: mark.height / 2 }, far = event.shiftKey ? 4 : 16;
-  const within = (value, most) => Math.min(most, Math.max(0, value));
-  move(step ? { x: within(from.x + far * step[0], mark.width), y: within(from.y + far * step[1], mark.height) } : from);
-  if (event.key === ' ') { last = null; dot(at); }
+  const from = cursor ?? { x: mark.width / 2, y: mark.height / 2 }, pixels = event.shiftKey ? 4 : 16;
+  const clamp = (value, limit) => Math.min(limit, Math.max(0, value));
+  moveCursor(
+    step ? { x: clamp(from.x + pixels * step[0], mark.width), y: clamp(from.y + pixels * step[1], mark.height) } : from,
+  );
+  if (event.key === ' ') { lastDot = null; drawTo(cursor); }
 };
 
-// ---- pictures that are dropped or pasted go the way of those that are chosen
-function bring(files) {
+// ---- images that are dropped or pasted are passed to the upload button
+function upload(files) {
   const file = [...files].find(Boolean), input = document.querySelector('input[type=file]:has(+ #bring)');
   if (!file || !input) return;
   const list = new DataTransfer();
@@ -144,32 +147,32 @@ stage.ondragleave = () => stage.classList.remove('over');
 stage.ondrop = (event) => {
   event.preventDefault();
   stage.classList.remove('over');
-  bring(event.dataTransfer.files);
+  upload(event.dataTransfer.files);
 };
-// A picture dropped beside the easel would take the place of the whole page.
+// Without this, a browser replaces the whole page by an image that is dropped outside the viewer.
 for (const name of ['dragover', 'drop']) document.addEventListener(name, (event) => event.preventDefault());
-// Gradio keeps the list of words open after a pick, over the button that is pressed next.
+// Gradio keeps the list of words open after a pick, where it covers the Steer button.
 document.addEventListener('pointerup', (event) => {
   if (event.target.closest?.('#minus [role=option], #plus [role=option]')) setTimeout(() => document.activeElement.blur());
 });
 document.addEventListener('paste', (event) => {
   const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith('image/'));
-  if (files.length) { event.preventDefault(); bring(files); }
+  if (files.length) { event.preventDefault(); upload(files); }
 });
 
-// What the page sends when it is pressed: the mark, white on black, or nothing.
+// The mark that the page sends with a request: a PNG data URI, white on black, or '' without a mark.
 window.eludeSteerMark = () => {
-  if (!marked) return '';
+  if (!hasMark) return '';
   const copy = document.createElement('canvas');
   copy.width = mark.width;
   copy.height = mark.height;
-  const ink = copy.getContext('2d'), pixels = pen.getImageData(0, 0, mark.width, mark.height);
+  const context = copy.getContext('2d'), pixels = pen.getImageData(0, 0, mark.width, mark.height);
   for (let i = 0; i < pixels.data.length; i += 4) {
     pixels.data.fill(pixels.data[i + 3] > 127 ? 255 : 0, i, i + 3);
     pixels.data[i + 3] = 255;
   }
-  ink.putImageData(pixels, 0, 0);
+  context.putImageData(pixels, 0, 0);
   return copy.toDataURL('image/png');
 };
-watch('value', draw);
-draw();
+watch('value', update);
+update();
