@@ -22,7 +22,7 @@ def test_ranking_by_score_uses_all_words_of_a_sub_unit():
     near = rank_sub_units(np.array([0.9, 0.885, 0.1, 0.0]), words, scores, kappa=10, by="score")
     assert near.sub_units.tolist() == [1, 2, 0]
     assert near.via.tolist() == [1, 1, 0]
-    with pytest.raises(SpecError, match="by is 'rank_sub_units'; it is 'label' or 'score'"):
+    with pytest.raises(SpecError, match="by is 'rank'; it is 'label' or 'score'"):
         rank_sub_units(np.array([0.9]), words, scores, kappa=1, by="rank")
 
 

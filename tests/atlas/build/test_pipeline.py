@@ -293,7 +293,7 @@ def test_the_settings_that_ablations_change(spec, image_folder, tmp_path):
 
 
 def test_warnings_and_errors_of_a_build(spec, image_folder, tmp_path):
-    with pytest.raises(SpecError, match=r"spec 'tiny' leaves the tokens images open; pass --images FOLDER"):
+    with pytest.raises(SpecError, match=r"spec 'tiny' leaves the probing images open; pass --images FOLDER"):
         es.build(spec)
     with pytest.warns(
         EludeSteerWarning, match=r"top_k is 9999, but only 320 instances are stored: all of them are used"
