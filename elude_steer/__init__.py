@@ -7,8 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# name -> module that holds it; loaded on first use, so that importing the package (and `elude-steer --help`) loads no
-# torch
+# name -> its module, loaded on first use, so that `import elude_steer` and `elude-steer --help` load no torch
 _PUBLIC = {
     "steer": "steering.steerer",
     "Steerer": "steering.steerer",
@@ -27,7 +26,7 @@ _PUBLIC = {
 }
 # name -> module that is the value itself
 _NAMESPACES = {"specs": "specs", "hooks": "models.hooks", "toyland": "toyland"}
-# names that were public before they moved into a namespace
+# names that were public before they moved to a namespace
 _ALIASES = dict.fromkeys(
     ("AtlasSpec", "TokensSpec", "ClustersSpec", "SplitSpec", "ReferencesSpec", "LabelsSpec", "MatcherSpec"), "specs"
 )

@@ -1,4 +1,4 @@
-"""`python -m elude_steer` is `elude-steer`."""
+"""`python -m elude_steer` runs `elude-steer`."""
 
 from elude_steer.cli.group import main
 

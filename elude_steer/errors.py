@@ -1,4 +1,4 @@
-"""What can go wrong, each kind also a built-in, so that `except ValueError` works as users expect."""
+"""The package's errors. Each is also a built-in error, so that `except ValueError` works as users expect."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class EludeSteerError(Exception):
-    """Base of every error this package raises on purpose: one sentence that names the cure."""
+    """Base of all errors that this package raises on purpose; the message says how to fix the problem."""
 
 
 class SpecError(EludeSteerError, ValueError):
-    """A recipe or an argument says something that cannot be done; carries every problem found."""
+    """A recipe or an argument is not valid; `problems` holds all problems, one line each."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -18,27 +18,27 @@ class SpecError(EludeSteerError, ValueError):
 
 
 class LayerError(EludeSteerError, LookupError):
-    """The layer named is not there, is there twice, or is not linear."""
+    """The layer does not exist, is ambiguous, or is not linear."""
 
 
 class ImageError(EludeSteerError, ValueError):
-    """Images that cannot be found or read."""
+    """An image cannot be found or read."""
 
 
 class AtlasError(EludeSteerError, ValueError):
-    """An atlas that is missing, damaged or made for other weights."""
+    """An atlas is missing, damaged, or made for other weights."""
 
 
 class ModelError(EludeSteerError, ValueError):
-    """A model that does not load whole or gives what the method cannot use."""
+    """A model does not load completely, or gives outputs that the method cannot use."""
 
 
 class StorageError(EludeSteerError, OSError):
-    """Something could not be written; what was finished before is kept."""
+    """A file or folder cannot be written or read; finished work is kept."""
 
 
 class MissingPackageError(EludeSteerError, ImportError):
-    """An optional package is asked for and not installed."""
+    """An optional package is needed and not installed."""
 
 
 class ProcessError(EludeSteerError, RuntimeError):
@@ -46,16 +46,16 @@ class ProcessError(EludeSteerError, RuntimeError):
 
 
 class StoppedError(EludeSteerError, RuntimeError):
-    """Somebody stopped what was being done."""
+    """The user stopped the work."""
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """` Did you mean 'x'?` for the known word most like this one, or an empty string."""
+def did_you_mean(word: str, choices: Sequence[str]) -> str:
+    """` Did you mean 'x'?` with the choice most similar to the word, or an empty string."""
     import difflib
 
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    match = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""
 
 
 class EludeSteerWarning(UserWarning):
-    """Something worth knowing that stops nothing."""
+    """Something the user should know that stops nothing."""

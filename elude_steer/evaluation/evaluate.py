@@ -259,7 +259,7 @@ def _page(found: Evaluation) -> str:
         own, before = ((scores[~scores.isnan()] * 100).tolist() for scores in (found.scores, found.unit_scores))
         for values, of in ((own, "sub-units"), (before, "units")):  # over one range, so that they can be compared
             charts.append(
-                (plotting.histogram(values, f"MS-Score of {of}, %", within=own + before), f"MS-Score of {of}")
+                (plotting.histogram(values, f"MS-Score of {of}, %", axis_values=own + before), f"MS-Score of {of}")
             )
     r2 = next((row.value for row in found.rows if row.name == _R2), None)
     ms = next((row for row in found.rows if row.name == "MS-Score, %" and None not in (row.value, row.units)), None)

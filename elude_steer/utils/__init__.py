@@ -1,1 +1,1 @@
-"""Files, optional packages, fingerprints, memory, processes, YAML, plots: what every part of the package uses."""
+"""What all parts of the package use: files, optional packages, keys, memory, processes, YAML, HTML, plots."""

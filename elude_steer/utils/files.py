@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the folder where everything of ours lives."""
+"""Atomic writing of files and folders, and the folder in which the package keeps its data."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
 
 
 def home() -> Path:
-    """Where atlases, caches and unfinished work are kept: `ELUDE_STEER_HOME`, or the user's cache folder."""
+    """The folder of atlases, caches and unfinished work: `ELUDE_STEER_HOME`, or one in the user's cache."""
     return Path(os.environ.get("ELUDE_STEER_HOME") or "~/.cache/elude_steer").expanduser()
 
 
 def resolve_id(id: str) -> str:
-    """What a loader is given for an id: the folder of what comes with the package (`toyland/captioner`), or the id."""
-    inside = re.fullmatch(r"toyland/(\w+)", id)
-    if inside and (folder := Path(__file__).parents[1] / "toyland" / "data" / inside[1]).is_dir():
+    """The id or folder to load for an id; `toyland/captioner` and the like become folders inside the package."""
+    shipped = re.fullmatch(r"toyland/(\w+)", id)
+    if shipped and (folder := Path(__file__).parents[1] / "toyland" / "data" / shipped[1]).is_dir():
         return str(folder)
     return str(Path(id).expanduser()) if id.startswith("~") else id
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file that appears only when it is complete and on the disk."""
+    """Write a file that appears only once it is complete and on disk."""
     import threading
 
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
@@ -56,19 +56,19 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def check_folder(path: Path) -> Path:
-    """The same, or an error where files could not be written into it; for what is written after hours of work."""
-    there = path.expanduser()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        raise StorageError(f"'{there}' is a file, where a folder is wanted; give another.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise StorageError(f"nothing can be written to '{there}'; give another folder, or ask for the right to.")
+    """Return the folder, or raise if files cannot be written to it; for results that come after hours of work."""
+    existing = path.expanduser()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise StorageError(f"'{existing}' is a file, not a folder; give another path.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StorageError(f"'{existing}' is not writable; give another folder, or change its permissions.")
     return path.expanduser()
 
 
 def read_json(path: Path) -> Any:
-    """What a file of ours says; one that is damaged is named."""
+    """Read a JSON file; the error names a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -76,16 +76,16 @@ def read_json(path: Path) -> Any:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a `.npy` file in the same way."""
+    """Write a `.npy` file in the same way."""
     import numpy as np
 
-    data = io.BytesIO()  # straight to a file, NumPy says a full disk in words that cannot be told from other errors
+    data = io.BytesIO()  # writing straight to a file, NumPy reports a full disk like any other error
     np.save(data, array)
     write_file(path, lambda file: file.write(data.getbuffer()))
 
 
 def read_array(path: Path) -> np.ndarray:
-    """An array of a `.npy` file, mapped into memory."""
+    """Map the array of a `.npy` file into memory."""
     import numpy as np
 
     try:
@@ -95,7 +95,7 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes a `.safetensors` file in the same way."""
+    """Write a `.safetensors` file in the same way."""
     from safetensors.torch import save
 
     data = save(tensors)
@@ -103,7 +103,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.safetensors` file."""
+    """Read the tensors of a `.safetensors` file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -115,7 +115,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `path` at the end, or vanishes if anything fails before."""
+    """Yield a temporary folder that replaces `path` at the end, or is deleted if anything fails."""
     path = path.absolute()
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     aside = path.with_name(f"{path.name}.old-{os.getpid()}")
@@ -140,26 +140,26 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def restore(path: Path) -> None:
-    """Puts a folder back that a killed process had set aside while it was about to replace it."""
+    """Put back a folder that a killed process had moved aside in order to replace it."""
     if path.exists() or not path.parent.is_dir():
         return
     for aside in path.parent.glob(f"{glob.escape(path.name)}.old-*"):
-        if not _alive(int(aside.name.rpartition("-")[2])):
+        if not _is_running(int(aside.name.rpartition("-")[2])):
             aside.rename(path)
             return
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file or folder is only there because something was interrupted."""
+    """Whether a file or folder was left behind by an interruption."""
     return bool(re.search(r"\.(tmp|old)-\d+(-\d+)?$", path.name))
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Deletes temporary files in `folder` (of one name) whose process is gone: a killed run leaves them behind."""
+    """Delete temporary files in `folder`, of one name if given, whose process no longer runs."""
     found = [*folder.glob(f"{glob.escape(name)}*.tmp-*"), *(folder.glob(f"{glob.escape(name)}.old-*") if name else ())]
     for path in found:
         match = _TEMPORARY.search(path.name)
-        if match and not _alive(int(match.group(1))):
+        if match and not _is_running(int(match.group(1))):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -168,16 +168,16 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Says in one line that a disk is full or a folder cannot be written."""
+    """Turn the errors of a full disk or a folder without permission into one line that says what to do."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StorageError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            left = _free(path)
+            free = _free_space(path)
             raise StorageError(
-                f"no room left while writing '{path}'{left}; free some and run the same command again "
+                f"no room left while writing '{path}'{free}; free some and run the same command again "
                 "(finished work is kept)."
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT):
@@ -185,14 +185,14 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def _free(path: Path) -> str:
+def _free_space(path: Path) -> str:
     with contextlib.suppress(OSError):
         existing = next(parent for parent in path.absolute().parents if parent.exists())
         return f" ({shutil.disk_usage(existing).free / 1e6:.0f} MB free)"
     return ""
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak."""
+"""The peak memory of a piece of work."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak(device: torch.device) -> None:
-    """From now on the peak counts anew, of a GPU or else of this process, where the system can do that."""
+    """Restart the measurement of peak memory, of a GPU or else of this process, if the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
-        _CLEAR.write_text("5")  # Linux: the peak counts anew from now on
+        _CLEAR.write_text("5")  # Linux resets the process's peak
     except OSError:
         return
 
 
 def peak_megabytes(device: torch.device) -> float | None:
-    """Megabytes since the last `reset_peak`; None where nobody tells."""
+    """The peak in megabytes since the last `reset_peak`; None if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:

@@ -1,4 +1,4 @@
-"""The only place where optional packages are imported, so that a missing one is a sentence and not a traceback."""
+"""Imports of optional packages, all here, so that a missing one gives a sentence and not a traceback."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def require(package: str, wanted_for: str, otherwise: str = "") -> ModuleType:
-    """The imported optional package, or an error that names the feature and the pip line.
+def require(package: str, feature: str, alternative: str = "") -> ModuleType:
+    """Import an optional package, or raise an error that names the feature and the pip command.
 
     Args:
-        package: the name as it is imported, one of `EXTRAS`.
-        wanted_for: what asked for it, e.g. `clusters.backend 'cuml'`.
-        otherwise: how to do without, e.g. `set clusters.backend: exact`.
+        package: The name to import, one of `EXTRAS`.
+        feature: What needs it, e.g. `clusters.backend 'cuml'`.
+        alternative: How to do without it, e.g. `set clusters.backend: exact`.
     """
     try:
         return importlib.import_module(package)
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises the latter
-        line = f"{wanted_for} needs the package '{package}', which "
-        # A package that is there and fails to import has a cause of its own (a torchvision that does not fit torch).
+    except (ImportError, RuntimeError) as error:  # a torchvision that does not match torch raises a RuntimeError
+        line = f"{feature} needs the package '{package}', which "
+        # An installed package that fails to import has another cause, such as a torchvision that does not match torch.
         line += f"does not import here ({error})" if is_installed(package) else "is not installed"
         line += f"; `pip install 'elude-steer[{EXTRAS[package]}]'`"
-        raise MissingPackageError(line + (f", or {otherwise}" if otherwise else "") + ".") from error
+        raise MissingPackageError(line + (f", or {alternative}" if alternative else "") + ".") from error
 
 
 def version(distribution: str) -> str | None:

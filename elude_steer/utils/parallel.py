@@ -1,4 +1,4 @@
-"""Dealing work out: whole pieces to processes, then to threads, so that who does a piece never changes its result."""
+"""Work in several processes and threads. Each piece is done by one thread, so the result does not depend on which."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import torch
 from elude_steer.errors import EludeSteerError, ProcessError, SpecError
 
 Piece = TypeVar("Piece")
-ERROR_FILE = "ELUDE_STEER_ERROR_FILE"  # where a started process leaves its error for the one that started it
+ERROR_FILE = "ELUDE_STEER_ERROR_FILE"  # a started process writes its error to this file for the one that started it
 PARENT = "ELUDE_STEER_PARENT"
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Who is at work: this process among `world`, with `threads` threads of one core each."""
+    """This process, number `rank` of `world`, with `threads` threads of one core each."""
 
     rank: int = 0
     world: int = 1
@@ -37,14 +37,14 @@ class WorkerGroup:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def each(self, pieces: Iterable[Piece], work: Callable[[Piece], None]) -> None:
-        """Calls `work` on this process's share of the pieces, several at a time, and waits for the others."""
+        """Call `work` on this process's share of the pieces, several at a time, and wait for the other processes."""
         mine = (piece for number, piece in enumerate(pieces) if number % self.world == self.rank)
         pool = ThreadPoolExecutor(self.threads)
         running: set[Future[None]] = set()
         try:
             for piece in mine:
                 running.add(pool.submit(work, piece))
-                if len(running) > self.threads:  # one in waiting; a stream is never read far ahead
+                if len(running) > self.threads:  # one piece waits; a stream is never read far ahead
                     running = _finish(running, FIRST_COMPLETED)
                 _stop_if_orphaned()
             while running:
@@ -57,7 +57,7 @@ class WorkerGroup:
         self.barrier()
 
     def barrier(self) -> None:
-        """Waits until all processes have come here."""
+        """Wait until all processes have arrived here."""
         if self.world > 1:
             torch.distributed.barrier()
 
@@ -71,15 +71,15 @@ def _finish(running: set[Future[None]], when: str) -> set[Future[None]]:
 
 @contextmanager
 def worker_group(processes: int | None = None, threads: int | None = None) -> Iterator[WorkerGroup]:
-    """The team of this process: alone, or one of those that torchrun or `launch` started.
+    """Yield the group of this process: alone, or one of those that torchrun or `launch` started.
 
-    Torch itself computes with one thread meanwhile: sums that it splits over threads depend on their number, pieces of
-    work that threads take whole do not.
+    Inside, torch computes with one thread: sums that torch splits over threads depend on the number of threads, pieces
+    of work that each thread does completely do not.
     """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if processes is not None and processes != world:
         raise ProcessError(
-            f"{processes} processes were asked for and {world} came up; start them with "
+            f"{processes} processes were requested, and there are {world}; start them with "
             f"`torchrun --nproc_per_node {processes} -m elude_steer build …`, or use --processes alone."
         )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -88,7 +88,7 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
     started = world > 1 and not torch.distributed.is_initialized()
     try:
         if started:
-            # Barriers wait for the slowest piece of work, which may take hours; a dead process is noticed elsewhere.
+            # Barriers wait for the slowest piece, which may take hours; `launch` notices a dead process.
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
         yield WorkerGroup(rank, world, threads or max(1, (os.cpu_count() or 1) // local))
     finally:
@@ -98,13 +98,13 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
 
 
 def launch(processes: int, arguments: Sequence[str]) -> None:
-    """Runs `elude-steer` with these arguments in several processes; the first failure ends all and is raised."""
+    """Run `elude-steer` with these arguments in several processes; the first failure ends all and is raised."""
     if processes < 1:
-        raise SpecError(f"processes is {processes}; it is at least 1.")
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+        raise SpecError(f"processes is {processes}; it must be at least 1.")
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # the system picks a free port
+        port = probe.getsockname()[1]
+        probe.close()
         children = []
         try:
             for rank in range(processes):
@@ -121,26 +121,26 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
                 }
                 command = [sys.executable, "-m", "elude_steer", *arguments]
                 children.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-            _watch(children, Path(folder))
+            _wait_for(children, Path(folder))
         finally:
             for child in children:
                 child.kill()
                 child.wait()
 
 
-def _watch(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait_for(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     while True:
         codes = [child.poll() for child in children]
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed:
-            time.sleep(0.2)  # the others may be failing for the same reason: the first rank's word counts
+            time.sleep(0.2)  # others may fail for the same reason: the error of the lowest rank is raised
             for rank in range(len(children)):
                 if (path := folder / f"{rank}.txt").exists():
                     raise EludeSteerError(path.read_text(encoding="utf-8"))
             code = codes[failed[0]] or 0
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"stopped with code {code}"
+            ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"stopped with code {code}"
             raise ProcessError(
-                f"process {failed[0] + 1} of {len(children)} {how}; the others were stopped too. "
+                f"process {failed[0] + 1} of {len(children)} {ending}; the others were stopped too. "
                 "Finished work is kept: run the same command again."
             )
         if all(code == 0 for code in codes):
@@ -149,7 +149,7 @@ def _watch(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
 
 
 def _stop_if_orphaned() -> None:
-    """Ends a started process whose starter was killed and could not end it."""
+    """End a started process if the one that started it was killed and could not end it."""
     parent = os.environ.get(PARENT)
     if parent and os.getppid() != int(parent):
-        raise ProcessError("the process that started this one is gone.")
+        raise ProcessError("the process that started this one has ended.")

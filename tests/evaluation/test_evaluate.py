@@ -85,7 +85,7 @@ def test_too_few_pictures_have_no_score_and_a_report_all_the_same(run, tmp_path)
     (tmp_path / "file").write_text("")
     code, _, err = run("evaluate", "toyland", "--images", "toyland:5", "--limit", "3", "--out", tmp_path / "file")
     assert (code, "measuring" in err) == (1, False)
-    assert "is a file, where a folder is wanted" in err
+    assert "is a file, not a folder" in err
 
 
 def test_another_run_is_one_of_the_same_layer(tmp_path):

@@ -431,7 +431,7 @@ def timm(monkeypatch):
         create_transform=lambda input_size, is_training: lambda image: torch.ones(input_size),
     )
     fake = SimpleNamespace(create_model=lambda name, pretrained: TimmLike(), data=data)
-    monkeypatch.setattr(vision.optional, "require", lambda package, wanted_for: fake)
+    monkeypatch.setattr(vision.optional, "require", lambda package, feature: fake)
 
 
 def test_timm_skips_registers_and_keeps_cls(timm):

@@ -9,13 +9,13 @@ from elude_steer.errors import StorageError
 from elude_steer.utils.files import home, new_folder, remove_leftovers, write_file
 
 
-def test_a_file_appears_only_whole(tmp_path):
-    def half(file):
+def test_a_file_appears_only_when_complete(tmp_path):
+    def fail_half_way(file):
         file.write(b"half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_file(tmp_path / "a", half)
+        write_file(tmp_path / "a", fail_half_way)
     assert list(tmp_path.iterdir()) == []
     write_file(tmp_path / "deep" / "a", lambda file: file.write(b"whole"))
     assert (tmp_path / "deep" / "a").read_bytes() == b"whole"
@@ -43,7 +43,7 @@ def test_a_failed_folder_keeps_the_old_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
 
 
-def test_leftovers_of_dead_processes_go_and_of_living_stay(tmp_path):
+def test_only_leftovers_of_dead_processes_are_deleted(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     for name in (f"a.tmp-{dead.pid}", f"b.tmp-{dead.pid}-123", f"c.tmp-{os.getpid()}", "d"):
@@ -52,8 +52,8 @@ def test_leftovers_of_dead_processes_go_and_of_living_stay(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"c.tmp-{os.getpid()}", "d"]
 
 
-def test_a_full_disk_is_one_line(tmp_path):
-    # A limit on file sizes fails a write half way as a full disk does.
+def test_a_full_disk_is_reported_in_one_line(tmp_path):
+    # A limit on file sizes makes a write fail half way, as a full disk does.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

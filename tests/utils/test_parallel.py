@@ -1,5 +1,4 @@
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from elude_steer.errors import EludeSteerError, ProcessError, SpecError
 from elude_steer.utils.parallel import WorkerGroup, launch, worker_group
 
 
-def test_every_piece_is_done_once_by_the_right_process():
+def test_every_piece_is_done_once():
     done = []
     lock = threading.Lock()
 
@@ -21,7 +20,7 @@ def test_every_piece_is_done_once_by_the_right_process():
             done.append(piece)
 
     for rank in range(3):
-        # world of one, so that no barrier is waited at; the share is what is tested
+        # only the share is tested, so no process waits at the barrier
         workers = WorkerGroup(rank, 3, threads=2)
         object.__setattr__(workers, "barrier", lambda: None)
         workers.each(range(10), work)
@@ -48,7 +47,7 @@ def test_a_stream_is_never_read_far_ahead():
     assert len(taken) == 100
 
 
-def test_the_first_error_stops_the_rest():
+def test_the_first_error_stops_the_other_pieces():
     workers, done = WorkerGroup(threads=2), []
 
     def work(piece):
@@ -63,7 +62,7 @@ def test_the_first_error_stops_the_rest():
     assert workers.stopped.is_set()
 
 
-def test_torch_computes_with_one_thread_inside_and_as_before_after():
+def test_torch_has_one_thread_inside_and_its_old_number_afterwards():
     before = torch.get_num_threads()
     with worker_group(threads=2) as workers:
         assert torch.get_num_threads() == 1
@@ -71,38 +70,38 @@ def test_torch_computes_with_one_thread_inside_and_as_before_after():
     assert torch.get_num_threads() == before
 
 
-def test_fewer_processes_than_asked_are_refused(monkeypatch):
+def test_another_number_of_processes_than_requested_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with (
-        pytest.raises(ProcessError, match="2 processes were asked for and 1 came up; start them with `torchrun"),
+        pytest.raises(ProcessError, match="2 processes were requested, and there are 1; start them with `torchrun"),
         worker_group(processes=2),
     ):
         pass
 
 
-def test_launch_tells_the_error_of_a_process_once(capfd):
+def test_launch_reports_the_error_of_a_process_once(capfd):
     with pytest.raises(EludeSteerError, match="'nowhere' is neither a file nor a shipped recipe"):
         launch(2, ["recipes", "show", "nowhere"])
     assert capfd.readouterr().err == ""
     launch(2, ["recipes", "list"])
-    with pytest.raises(SpecError, match="processes is 0; it is at least 1"):
+    with pytest.raises(SpecError, match="processes is 0; it must be at least 1"):
         launch(0, [])
 
 
 def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
-    # `env` in place of a build that takes a while: the processes are stopped as they start.
+    # Instead of a build, one process kills itself and the other sleeps.
     code = (
         "import subprocess, sys, os, signal, threading, time\n"
-        "from elude_steer.utils import parallel as workers\n"
+        "from elude_steer.utils import parallel\n"
         "real = subprocess.Popen\n"
         "def popen(command, **k):\n"
         "    k['env']['WHO'] = k['env']['RANK']\n"
         "    return real([sys.executable, '-c', 'import os, time, signal;'\n"
         '        \'os.kill(os.getpid(), signal.SIGKILL) if os.environ["WHO"] == "1" else time.sleep(60)\'], **k)\n'
-        "workers.subprocess.Popen = popen\n"
+        "parallel.subprocess.Popen = popen\n"
         "try:\n"
-        "    workers.launch(2, [])\n"
-        "except workers.ProcessError as error:\n"
+        "    parallel.launch(2, [])\n"
+        "except parallel.ProcessError as error:\n"
         "    print(error)\n"
     )
     start = time.monotonic()
@@ -111,10 +110,9 @@ def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
     assert time.monotonic() - start < 50
 
 
-def test_a_process_whose_starter_is_gone_stops(monkeypatch):
+def test_a_process_stops_if_the_one_that_started_it_has_ended(monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid() + 1))
-    with pytest.raises(ProcessError, match="the process that started this one is gone"):
+    with pytest.raises(ProcessError, match="the process that started this one has ended"):
         WorkerGroup().each(range(3), lambda piece: None)
     monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid()))
     WorkerGroup().each(range(3), lambda piece: None)
-    assert signal.SIGKILL == 9

@@ -355,7 +355,7 @@ def test_the_command_asks_about_an_atlas_and_its_units(run, tmp_path):
         assert f"'{url}' is no address" in err
     (tmp_path / "file").write_text("")
     code, _, err = run("judge", "toyland", "--judge", "tiny@http://127.0.0.1:9/v1", "--work", tmp_path / "file")
-    assert (code, "is a file, where a folder is wanted" in err) == (1, True)
+    assert (code, "is a file, not a folder" in err) == (1, True)
     code, _, err = run("judge", "toyland", "--judge", "tiny")
     assert (code, err.strip().count("\n")) == (1, 0)
     assert "'tiny' is no judge; write MODEL@URL" in err
