@@ -1,1 +1,1 @@
-"""The paper as pure tensors: contributions, clusters, splits, layers, names. Loads no model, opens no file."""
+"""The method as pure tensors: contributions, clustering, splitting, layers, labels. Loads no model, opens no file."""

@@ -1,7 +1,7 @@
-"""Contribution vectors to clusters: HDBSCAN as the library has it, the same from matrix products, fast, or on a GPU.
+"""HDBSCAN clusters of contribution vectors, by one of four backends.
 
-Labels are numbered by the first instance of each cluster. Instances come strongest first, so cluster 0 holds the
-unit's strongest clustered instance, whatever order a backend found the clusters in.
+Labels are numbered by the first instance of each cluster, whatever numbers the backend uses. Instances come strongest
+first, so cluster 0 holds the unit's strongest instance that is not noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elude_steer.errors import ModelError, SpecError
 from elude_steer.method.fast_hdbscan import fast_clusters
 from elude_steer.utils import optional
 
-# Rows of one distance product: fixed, because another shape may round differently.
+# Rows of one distance product. Fixed, because products of another shape may round differently.
 _BLOCK = 1024
 
 
@@ -28,7 +28,7 @@ class Clusters:
     Attributes:
         labels: `(instances,)` int64, -1 for noise.
         probabilities: `(instances,)` float64, 0 for noise.
-        count: how many clusters there are, K.
+        count: the number of clusters, K.
     """
 
     labels: np.ndarray
@@ -51,38 +51,39 @@ def cluster(
 
     Args:
         vectors: `(instances, dimensions)`.
-        backend: `exact`, `fast`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `exact` gives the library's
-            labels above 60 dimensions; below, the library takes another algorithm, which orders equal distances its
-            own way. `fast` approximates distances, and beyond 10,000 instances takes a sample; see `sketching`.
+        backend: `exact`, `fast`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `hdbscan` is the library.
+            `exact` gives the library's labels above 60 dimensions; below, the library uses another algorithm, which
+            orders equal distances differently. `fast` approximates distances and clusters a sample of more than
+            10,000 instances; see `fast_hdbscan`. `cuml` runs on a GPU.
         selection: `leaf` or `eom`, the library's cluster_selection_method.
-        min_cluster_size: smallest group that counts as a cluster.
-        min_samples: neighbours that make a dense point; None means `min_cluster_size`.
-        umap_components: dimensions to reduce to with UMAP first; None for no UMAP.
+        min_cluster_size: size of the smallest group that counts as a cluster.
+        min_samples: the neighbour whose distance is a point's core distance; None means `min_cluster_size`.
+        umap_components: number of dimensions to reduce to with UMAP first; None skips UMAP.
         umap_neighbors: UMAP's n_neighbors.
-        seed: UMAP's random state.
+        seed: UMAP's random_state.
 
     Example:
-        >>> found = cluster(torch.randn(500, 64), min_cluster_size=20)
-        >>> found.count, found.labels.shape
+        >>> clusters = cluster(torch.randn(500, 64), min_cluster_size=20)
+        >>> clusters.count, clusters.labels.shape
     """
     if backend not in _BACKENDS:
         raise SpecError(f"clusters.backend is '{backend}'; it is one of 'auto', {', '.join(map(repr, _BACKENDS))}.")
     if min_cluster_size < 2 or (min_samples is not None and min_samples < 1):
         raise SpecError(
-            f"min_cluster_size is at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
+            f"min_cluster_size must be at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
         )
     if not torch.isfinite(vectors).all():
-        raise ModelError("some contributions are not finite numbers; is the model sound?")
+        raise ModelError("some contributions are not finite; check the model for NaN and infinite values.")
     if len(vectors) < max(2, min_cluster_size):
-        return _nothing(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
+        return _all_noise(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
     if umap_components is not None:
         vectors = _reduce(vectors, umap_components, umap_neighbors, seed)
     labels, probabilities = _BACKENDS[backend](vectors, selection, min_cluster_size, min_samples or min_cluster_size)
-    return _renumbered(labels, probabilities)
+    return _renumber(labels, probabilities)
 
 
 def resolve_backend(backend: str, device: torch.device | str = "cpu") -> str:
-    """The backend that `auto` stands for: cuml where it imports and the device is a GPU, else exact."""
+    """Resolve `auto`: `cuml` if the device is a GPU and cuml is installed, else `exact`."""
     if backend == "auto":
         return "cuml" if torch.device(device).type == "cuda" and optional.is_installed("cuml") else "exact"
     if backend == "cuml":
@@ -91,17 +92,17 @@ def resolve_backend(backend: str, device: torch.device | str = "cpu") -> str:
 
 
 def distances(vectors: torch.Tensor) -> torch.Tensor:
-    """All euclidean distances between rows, `(n, n)` float64, by blocked matrix products."""
+    """Euclidean distances between all rows, `(n, n)` float64, by blocked matrix products."""
     x = vectors.double()
     squares = (x * x).sum(1)
     out = torch.empty(len(x), len(x), dtype=torch.float64)
     for start in range(0, len(x), _BLOCK):
         block = slice(start, start + _BLOCK)
-        for other in range(0, start + 1, _BLOCK):  # the upper half is a mirror image
+        for other in range(0, start + 1, _BLOCK):  # the upper triangle mirrors the lower one
             columns = slice(other, other + _BLOCK)
             lengths = squares[block, None] + squares[None, columns]
             d2 = lengths - 2 * (x[block] @ x[columns].T)
-            # Equal rows leave a rounding error here, and its root would set them apart.
+            # Equal rows leave a rounding error, whose square root would separate them.
             piece = d2.masked_fill_(d2 <= 1e-12 * lengths, 0).sqrt_()
             out[block, columns] = piece
             out[columns, block] = piece.T
@@ -110,8 +111,8 @@ def distances(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    # In many dimensions the library spends nearly all its time on distances and on finding neighbours among them.
-    # Both are done here, in one n x n matrix and along its rows; everything from the spanning tree on is the library's.
+    # In many dimensions the library spends nearly all its time on distances and nearest neighbours. Both are computed
+    # here from one n x n matrix; the library does the rest, from the spanning tree on.
     from hdbscan._hdbscan_linkage import label, mst_linkage_core
     from hdbscan.hdbscan_ import _tree_to_labels
 
@@ -123,7 +124,7 @@ def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tu
     np.maximum(matrix, core[:, None], out=matrix)
     edges = mst_linkage_core(matrix)  # of the mutual reachability distances
     del matrix
-    # Many edges are equally long, and their order decides which groups part first: sorted just as the library does it.
+    # Many edges are equally long and their order decides which groups separate first, so sort as the library sorts.
     edges = edges[np.argsort(edges.T[2]), :]
     labels, probabilities, *_ = _tree_to_labels(None, label(edges), size, selection)
     return labels, probabilities
@@ -166,7 +167,7 @@ def _reduce(vectors: torch.Tensor, components: int, neighbors: int, seed: int) -
     return torch.from_numpy(reducer.fit_transform(vectors.float().cpu().numpy()))
 
 
-def _renumbered(labels: np.ndarray, probabilities: np.ndarray) -> Clusters:
+def _renumber(labels: np.ndarray, probabilities: np.ndarray) -> Clusters:
     labels, probabilities = np.asarray(labels, np.int64), np.asarray(probabilities, np.float64)
     found, first = np.unique(labels[labels >= 0], return_index=True)
     order = np.empty(len(found), np.int64)
@@ -176,5 +177,5 @@ def _renumbered(labels: np.ndarray, probabilities: np.ndarray) -> Clusters:
     return Clusters(new, np.where(new >= 0, probabilities, 0.0), len(found))
 
 
-def _nothing(instances: int) -> Clusters:
+def _all_noise(instances: int) -> Clusters:
     return Clusters(np.full(instances, -1, np.int64), np.zeros(instances), 0)

@@ -1,4 +1,4 @@
-"""Contribution vectors: which inputs of a unit drove it, for each of its strongest instances (paper 3.1 and 3.2)."""
+"""Contribution vectors: what each input dimension adds to a unit, per instance (paper, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ EPS = 1e-12
 
 
 def contributions(q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What each input dimension added to the unit, each instance scaled to length one.
+    """What each input dimension adds to the unit, each instance scaled to length one.
 
     Args:
         q: `(instances, d_in)` inputs of the layer.
         weight: `(d_in,)` the unit's row of the weight matrix.
 
     Returns:
-        `(instances, d_in)`; an instance without any contribution stays zero.
+        `(instances, d_in)`; an instance without contributions stays zero.
     """
     c = q * weight
     return c / c.norm(dim=1, keepdim=True).clamp_min(EPS)
 
 
 def representatives(c: torch.Tensor, labels: torch.Tensor, probabilities: torch.Tensor, clusters: int) -> torch.Tensor:
-    """The probability-weighted mean direction of each cluster's contributions.
+    """The mean direction of each cluster's contributions, weighted by probability.
 
     Args:
         c: `(instances, d_in)` contribution vectors.
         labels: `(instances,)` cluster of each instance, -1 for noise.
-        probabilities: `(instances,)` how surely it belongs there.
-        clusters: their number, K.
+        probabilities: `(instances,)` membership probability of each instance.
+        clusters: the number of clusters, K.
 
     Returns:
-        `(K, d_in)`, each of length one up to `EPS`.
+        `(K, d_in)`, each row of length one up to `EPS`.
     """
     r = _cluster_sums(c * probabilities[:, None], labels, clusters)
     return r / (r.norm(dim=1, keepdim=True) + EPS)
 
 
 def cluster_means(q: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
-    """The mean input of each cluster's instances, `(K, d_in)`; noise belongs to none."""
+    """The mean input of each cluster's instances, `(K, d_in)`; noise counts for no cluster."""
     sizes = torch.bincount(labels[labels >= 0], minlength=clusters)
     return _cluster_sums(q, labels, clusters) / sizes[:, None]
 
 
 def _cluster_sums(x: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
-    # One cluster after the other: the order of the additions is fixed, as index_add's on a GPU is not.
+    # One cluster after the other, so that the order of additions is fixed; index_add on a GPU has no fixed order.
     sums = x.new_zeros(clusters, x.shape[1])
     for number in range(clusters):
         sums[number] = x[labels == number].sum(0)

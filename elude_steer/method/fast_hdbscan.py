@@ -1,17 +1,17 @@
-"""HDBSCAN of many long vectors in a fraction of the time: approximate distances, and a sample of the instances.
+"""Approximate HDBSCAN for many long vectors, in a fraction of the time.
 
-Two approximations, each with one constant.
+There are two approximations, each with one constant.
 
-- Distances. `|x|^2 + |y|^2 - 2 x.y` with the lengths as they are and the products within the `RANK` directions that
-  hold most of all products (their error is the smallest that so few directions allow). A projection alone would lose
-  what noise has outside these directions, and noise would crowd into clusters. Up to
-  `EXACT_DIMENSIONS` dimensions nothing is left out.
-- Beyond `SAMPLE` instances, every n-th makes the tree, with min_cluster_size and min_samples in proportion, so that
-  densities are estimated at the same scale. The others join it as points of HDBSCAN's own prediction do: at their
-  mutual reachability to the nearest of the sample.
+- Distances. Compute `|x|^2 + |y|^2 - 2 x.y` with exact lengths, and with products within the `RANK` directions that
+  hold most of all products (no other directions of that number have a smaller error). A projection alone would lose
+  the part of noise outside these directions, and noise would crowd into clusters. Up to `EXACT_DIMENSIONS` dimensions
+  the products are exact too.
+- Instances. Of more than `SAMPLE` instances only an evenly spaced sample makes the tree, with min_cluster_size and
+  min_samples reduced in proportion, so that densities are estimated at the same scale. The other instances join the
+  tree as in HDBSCAN's own prediction: by their mutual reachability to the nearest instance of the sample.
 
-Written by hand because no library takes approximate products: fast_hdbscan and scikit-learn want vectors of few
-dimensions or all distances. Everything from the spanning tree on is hdbscan's.
+This module exists because no library accepts approximate products: fast_hdbscan and scikit-learn take vectors of few
+dimensions or all distances. hdbscan does everything from the spanning tree on.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import numpy as np
 import torch
 
 RANK = 128
-EXACT_DIMENSIONS = (
-    1024  # up to so many dimensions products are taken as they are: that costs little more than finding directions
-)
+EXACT_DIMENSIONS = 1024  # up to here exact products cost little more than finding the directions
 SAMPLE = 10_000
 APPROXIMATION = (
     f"products within {RANK} directions above {EXACT_DIMENSIONS} dimensions, a sample above {SAMPLE:,} instances a unit"
 )
-_ROUNDS, _LEARN = 2, 5000  # of power iteration, and rows that directions are learnt from
-_BLOCK = 1024  # rows of one product: fixed, because another shape may round differently
+_POWER_ITERATIONS = 2
+_BASIS_ROWS = 5000  # rows that the directions are estimated from
+_BLOCK = 1024  # rows of one product; fixed, because products of another shape may round differently
 
 
 def fast_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and probabilities of the rows; see `clusters.cluster`."""
+    """Labels and probabilities of the rows; the backend `fast` of `clustering.cluster`."""
     n = len(vectors)
     chosen = np.arange(SAMPLE) * n // SAMPLE if n > SAMPLE else np.arange(n)
-    share = len(chosen) / n
-    size, samples = max(2, round(size * share)), max(1, round(samples * share))
+    fraction = len(chosen) / n
+    size, samples = max(2, round(size * fraction)), max(1, round(samples * fraction))
     x = vectors.cpu().float()
-    inside = x[torch.from_numpy(chosen)] if n > len(chosen) else x
-    basis = directions(inside) if x.shape[1] > EXACT_DIMENSIONS else None
-    points = Sketch.of(inside, basis)
-    squared = points.squared_to(points)
-    core = nearest(squared.fill_diagonal_(0), min(samples, len(chosen) - 1))  # the first of a row is the point itself
-    tree = Tree.of(squared.numpy(), core.numpy(), selection, size)
+    sample = x[torch.from_numpy(chosen)] if n > len(chosen) else x
+    basis = directions(sample) if x.shape[1] > EXACT_DIMENSIONS else None
+    points = Sketch.from_rows(sample, basis)
+    squared = points.squared_distances(points)
+    # The nearest entry of each row is the point itself.
+    core = kth_smallest(squared.fill_diagonal_(0), min(samples, len(chosen) - 1))
+    tree = ClusterTree.from_distances(squared.numpy(), core.numpy(), selection, size)
     del squared
     if n == len(chosen):
         return tree.labels, tree.probabilities
@@ -54,23 +54,24 @@ def fast_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int
     others = np.setdiff1d(np.arange(n), chosen, assume_unique=True)
     for start in range(0, len(others), _BLOCK):
         rows = others[start : start + _BLOCK]
-        new = Sketch.of(x[torch.from_numpy(rows)], basis)
-        labels[rows], probabilities[rows] = tree.joined(new.squared_to(points), core, min(samples, len(chosen)) - 1)
+        new = Sketch.from_rows(x[torch.from_numpy(rows)], basis)
+        squared = new.squared_distances(points)
+        labels[rows], probabilities[rows] = tree.predict(squared, core, min(samples, len(chosen)) - 1)
     return labels, probabilities
 
 
 def directions(x: torch.Tensor, rank: int = RANK) -> torch.Tensor:
     """An orthonormal basis of the directions that hold most of the rows' products, `(dimensions, rank)`."""
     rank = min(rank, *x.shape)
-    start = torch.Generator(device="cpu").manual_seed(0)
-    basis = torch.randn(x.shape[1], rank, generator=start).to(x)
-    some = x[:: max(1, len(x) // _LEARN)]  # what a part of the rows has in common, all have
-    for _ in range(_ROUNDS):
-        basis = torch.linalg.qr(_through(some, basis)).Q
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    basis = torch.randn(x.shape[1], rank, generator=generator).to(x)
+    rows = x[:: max(1, len(x) // _BASIS_ROWS)]  # a part of the rows has the same main directions as all rows
+    for _ in range(_POWER_ITERATIONS):
+        basis = torch.linalg.qr(_multiply_gram(rows, basis)).Q
     return basis
 
 
-def _through(x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+def _multiply_gram(x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     """`x.T @ x @ basis` in fixed blocks of rows."""
     total = torch.zeros_like(basis)
     for block in x.split(_BLOCK):
@@ -80,68 +81,80 @@ def _through(x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Rows within some directions with the squares of their whole lengths, so that a product gives a distance.
+    """Rows projected to a few directions, with their exact squared lengths.
+
+    The product of one sketch's `left` and another's `right` is the matrix of squared distances.
 
     Attributes:
-        here: `(rows, rank + 2)`, and `there`: their product with another sketch's is the squared distance.
+        left: `(rows, rank + 2)`: projections, squared lengths, ones.
+        right: `(rows, rank + 2)`: projections times -2, ones, squared lengths.
     """
 
-    here: torch.Tensor
-    there: torch.Tensor
+    left: torch.Tensor
+    right: torch.Tensor
 
     @classmethod
-    def of(cls, x: torch.Tensor, basis: torch.Tensor | None) -> Sketch:
-        """The sketch of some rows; without a basis in all their dimensions."""
-        within = x if basis is None else torch.cat([block @ basis for block in x.split(_BLOCK)])
+    def from_rows(cls, x: torch.Tensor, basis: torch.Tensor | None) -> Sketch:
+        """Sketch some rows; without a basis keep all their dimensions."""
+        projected = x if basis is None else torch.cat([block @ basis for block in x.split(_BLOCK)])
         squares = torch.cat([block.square().sum(1, keepdim=True) for block in x.split(_BLOCK)])
-        one = torch.ones_like(squares)
-        return cls(torch.cat([within, squares, one], 1), torch.cat([-2 * within, one, squares], 1))
+        ones = torch.ones_like(squares)
+        return cls(torch.cat([projected, squares, ones], 1), torch.cat([-2 * projected, ones, squares], 1))
 
-    def squared_to(self, other: Sketch) -> torch.Tensor:
-        """Squared distances to the rows of another sketch, `(rows, others)`; rounding may leave them below zero."""
-        out = torch.empty(len(self.here), len(other.there))
+    def squared_distances(self, other: Sketch) -> torch.Tensor:
+        """Squared distances to the rows of another sketch, `(rows, others)`; rounding may make them negative."""
+        out = torch.empty(len(self.left), len(other.right))
         for start in range(0, len(out), _BLOCK):
-            torch.mm(self.here[start : start + _BLOCK], other.there.T, out=out[start : start + _BLOCK])
+            torch.mm(self.left[start : start + _BLOCK], other.right.T, out=out[start : start + _BLOCK])
         return out
 
 
-def nearest(squared: torch.Tensor, number: int) -> torch.Tensor:
-    """The entry of each row that so many are smaller than, `(rows,)`."""
+def kth_smallest(squared: torch.Tensor, k: int) -> torch.Tensor:
+    """The entry of each row that `k` entries precede in ascending order, `(rows,)`."""
     blocks = squared.split(_BLOCK)
-    return torch.cat([block.topk(number + 1, 1, largest=False, sorted=False).values.amax(1) for block in blocks])
+    return torch.cat([block.topk(k + 1, 1, largest=False, sorted=False).values.amax(1) for block in blocks])
 
 
 def spanning_tree(squared: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """The edges of a minimum spanning tree of the mutual reachability, `(n - 1, 3)` from, to, squared; Prim's way.
+    """A minimum spanning tree of the mutual reachability, by Prim's algorithm.
 
-    hdbscan's own wants the mutual reachability of all pairs in double precision, and does five times the work a step.
+    hdbscan's own function needs the mutual reachability of all pairs in double precision, and does five times the work
+    per step.
+
+    Args:
+        squared: `(n, n)` squared distances.
+        core: `(n,)` squared core distances.
+
+    Returns:
+        `(n - 1, 3)` edges: from, to, squared mutual reachability.
     """
     n = len(squared)
-    left = np.arange(1, n)  # not in the tree yet, and for each of them the shortest edge to it so far
+    outside = np.arange(1, n)  # points outside the tree; for each, the shortest edge to the tree and where it starts
     length, origin = np.full(n - 1, np.inf, np.float32), np.zeros(n - 1, np.int64)
-    edges, at = np.empty((n - 1, 3)), 0
+    edges, newest = np.empty((n - 1, 3)), 0
     for step in range(n - 1):
-        row = np.maximum(squared[at, left], core[at])
-        np.maximum(row, core[left], out=row)
+        row = np.maximum(squared[newest, outside], core[newest])
+        np.maximum(row, core[outside], out=row)
         closer = row < length
-        length[closer], origin[closer] = row[closer], at
+        length[closer], origin[closer] = row[closer], newest
         best = int(length.argmin())
-        at = int(left[best])
-        edges[step] = origin[best], at, length[best]
-        for array in (left, length, origin):  # the last takes the place of the one that is in now
+        newest = int(outside[best])
+        edges[step] = origin[best], newest, length[best]
+        for array in (outside, length, origin):  # the last entry replaces the one that joins the tree
             array[best] = array[-1]
-        left, length, origin = left[:-1], length[:-1], origin[:-1]
+        outside, length, origin = outside[:-1], length[:-1], origin[:-1]
     return edges
 
 
 @dataclass(frozen=True, eq=False)
-class Tree:
-    """The clusters of a sample, and what is needed to let other points join them.
+class ClusterTree:
+    """The clusters of a sample, and the densities (1 / distance) that decide where further points belong.
 
     Attributes:
-        labels, probabilities: of the sample.
-        births: the density (1 / distance) from which on a cluster's points belong to it and not to its parent.
-        deaths: the density of its densest point, where the probability is 1.
+        labels: `(sample,)`, -1 for noise.
+        probabilities: `(sample,)`.
+        births: `(clusters,)` the density from which on points belong to a cluster and not to its parent.
+        deaths: `(clusters,)` the density of a cluster's densest point, where the probability is 1.
     """
 
     labels: np.ndarray
@@ -150,8 +163,8 @@ class Tree:
     deaths: np.ndarray
 
     @classmethod
-    def of(cls, squared: np.ndarray, core: np.ndarray, selection: str, size: int) -> Tree:
-        """The clusters of points with these squared distances and squared core distances."""
+    def from_distances(cls, squared: np.ndarray, core: np.ndarray, selection: str, size: int) -> ClusterTree:
+        """Cluster points by their squared distances `(n, n)` and squared core distances `(n,)`."""
         from hdbscan._hdbscan_linkage import label
         from hdbscan.hdbscan_ import _tree_to_labels
 
@@ -159,36 +172,42 @@ class Tree:
         edges[:, 2] = np.sqrt(np.maximum(edges[:, 2], 0))
         edges = edges[np.argsort(edges[:, 2], kind="stable")]
         labels, probabilities, _, condensed, _ = _tree_to_labels(None, label(edges), size, selection)
-        return cls(labels, probabilities, *_densities(condensed, labels))
+        return cls(labels, probabilities, *_birth_and_death(condensed, labels))
 
-    def joined(self, squared: torch.Tensor, core: torch.Tensor, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and probabilities of further points, by their squared distances to the sample, `(points, sample)`."""
-        own = nearest(squared, number)
-        reach, at = torch.maximum(squared, core).clamp_min_(own[:, None]).min(1)
+    def predict(self, squared: torch.Tensor, core: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Labels and probabilities of further points.
+
+        Args:
+            squared: `(points, sample)` squared distances to the sample.
+            core: `(sample,)` squared core distances of the sample.
+            k: the points' core distance is the entry of their row that `k` entries precede.
+        """
+        point_core = kth_smallest(squared, k)
+        reach, neighbor = torch.maximum(squared, core).clamp_min_(point_core[:, None]).min(1)
         density = 1 / np.sqrt(np.maximum(reach.double().numpy(), 1e-30))
-        labels = self.labels[at.numpy()]
+        labels = self.labels[neighbor.numpy()]
         inside = (labels >= 0) & (density >= np.append(self.births, np.inf)[labels])
         probabilities = np.minimum(density / np.append(self.deaths, np.inf)[labels], 1)
         return np.where(inside, labels, -1), np.where(inside, probabilities, 0.0)
 
 
-def _densities(condensed: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each label the densities where its cluster is born and where its densest point is."""
+def _birth_and_death(condensed: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each label, the density where its cluster starts and the density of its densest point."""
     count, points = int(labels.max(initial=-1)) + 1, len(labels)
     parent, child, density = (condensed[name] for name in ("parent", "child", "lambda_val"))
     births, deaths = np.zeros(count), np.zeros(count)
     above = {int(c): (int(p), float(d)) for p, c, d in zip(parent, child, density, strict=True) if c >= points}
     leaves = child < points
-    named = leaves & (labels[np.where(leaves, child, 0)] >= 0)
-    np.maximum.at(deaths, labels[child[named]], density[named])
-    # Whose points all have one label is that label's cluster or part of it; the uppermost is the cluster.
-    own: dict[int, set[int]] = {}
+    labelled = leaves & (labels[np.where(leaves, child, 0)] >= 0)
+    np.maximum.at(deaths, labels[child[labelled]], density[labelled])
+    # A node whose points all have one label is that label's cluster or a part of it; the uppermost is the cluster.
+    node_labels: dict[int, set[int]] = {}
     for p, c in zip(parent[leaves], child[leaves], strict=True):
-        own.setdefault(int(p), set()).add(int(labels[c]))
+        node_labels.setdefault(int(p), set()).add(int(labels[c]))
     for c in sorted(above, reverse=True):  # children have larger numbers than their parents
-        own.setdefault(above[c][0], set()).update(own.get(c, set()))
+        node_labels.setdefault(above[c][0], set()).update(node_labels.get(c, set()))
     for c in sorted(above):
-        found = own.get(c, set())
-        if len(found) == 1 and (one := next(iter(found))) >= 0 and not births[one]:
-            births[one] = above[c][1]
+        found = node_labels.get(c, set())
+        if len(found) == 1 and (label := next(iter(found))) >= 0 and not births[label]:
+            births[label] = above[c][1]
     return births, deaths

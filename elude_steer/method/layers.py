@@ -1,4 +1,4 @@
-"""The layers that follow from a split: weights of sub-units, and the explicit layer that sums them."""
+"""Weights of sub-units, and the split layer that computes every sub-unit and adds them up by unit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from torch import nn
 from elude_steer.errors import LayerError
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether the method applies to a module: `nn.Linear`, or `nn.Conv2d` with a 1x1 kernel."""
+    if isinstance(module, nn.Conv2d):
+        return module.kernel_size == (1, 1) and module.groups == 1 and module.padding_mode == "zeros"
+    return isinstance(module, nn.Linear)
+
+
 def layer_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight `(d_out, d_in)` and bias `(d_out,)` of a Linear or 1x1 convolution, at least float32; no bias is zeros."""
+    """Weight `(d_out, d_in)` and bias `(d_out,)` of a layer, at least float32; zeros for a missing bias.
+
+    Args:
+        layer: a linear layer or 1x1 convolution; anything else raises `LayerError`.
+    """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or not is_linear(layer):
         raise LayerError(f"{layer} cannot be split; only nn.Linear and 1x1 nn.Conv2d can.")
     weight = layer.weight.detach().flatten(1)
@@ -23,13 +34,13 @@ def layer_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 def sub_unit_parameters(
     weight: torch.Tensor, bias: torch.Tensor, members: torch.Tensor, units: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights `(S, d_in)` and biases `(S,)` of all sub-units of the units that occur.
+    """Weights `(S, d_in)` and biases `(S,)` of sub-units.
 
     Args:
         weight: `(d_out, d_in)` of the layer.
         bias: `(d_out,)` of the layer.
-        members: `(S, d_in)` bool; every unit that occurs comes with all its sub-units.
-        units: `(S,)` the unit each sub-unit belongs to.
+        members: `(S, d_in)` bool; has all sub-units of every unit in `units`.
+        units: `(S,)` the unit of each sub-unit.
     """
     present, local = units.unique(return_inverse=True)
     owners = torch.zeros(len(present), members.shape[1], dtype=torch.int32, device=members.device)
@@ -40,19 +51,26 @@ def sub_unit_parameters(
 def divide_among_owners(
     weight: torch.Tensor, bias: torch.Tensor, members: torch.Tensor, owners: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, given for each sub-unit its unit's weight and how many own each dimension, all `(n, d_in)`."""
+    """Divide the weights and biases of units among their sub-units; row i belongs to sub-unit i.
+
+    Args:
+        weight: `(n, d_in)` weights of each sub-unit's unit.
+        bias: `(n,)` bias of each sub-unit's unit.
+        members: `(n, d_in)` bool, the dimensions that each sub-unit owns.
+        owners: `(n, d_in)` how many sub-units of the unit own each dimension.
+    """
     share = members / owners
     return weight * share.to(weight), bias * share.double().mean(1).to(bias)
 
 
 @dataclass(frozen=True, eq=False)
 class SubUnits:
-    """Some sub-units of a layer as arithmetic: what they read, and where they write.
+    """Weights of some sub-units of a layer, and the units that their activations add to.
 
     Attributes:
         weight: `(m, d_in)` float32.
         bias: `(m,)`.
-        units: `(m,)` the unit each belongs to.
+        units: `(m,)` the unit of each sub-unit.
     """
 
     weight: torch.Tensor
@@ -60,27 +78,29 @@ class SubUnits:
     units: torch.Tensor
 
     def activations(self, q: torch.Tensor) -> torch.Tensor:
-        """`(…, m)` float32 of inputs `(…, d_in)`."""
+        """Activations `(…, m)` float32 for inputs `(…, d_in)`."""
         return F.linear(q.float(), self.weight, self.bias)
 
     def mean_activations(self, q: torch.Tensor) -> torch.Tensor:
-        """`(m,)` over tokens `(tokens, d_in)`: the activation of the mean, so that one product is enough."""
+        """Mean activations `(m,)` over tokens `(tokens, d_in)`, computed from the mean input in one product."""
         return self.weight @ q.float().mean(0) + self.bias
 
     def add_change(self, total: torch.Tensor, change: torch.Tensor) -> None:
-        """Adds what the change of their activations, `(…, m)`, changes in the layer's output, `(…, d_out)`."""
+        """Add a change of activations, `(…, m)`, to the layer's output or its change, `(…, d_out)`, in place."""
         total.index_add_(-1, self.units, change)
 
     def select(self, rows: torch.Tensor) -> SubUnits:
-        """A few of them."""
+        """Select some of the sub-units."""
         return SubUnits(self.weight[rows], self.bias[rows], self.units[rows])
 
 
 class SplitLinear(nn.Module):
-    """The explicit layer: one product to all sub-units, then each unit's sum. It keeps the layer it stands for.
+    """A linear layer as explicit sub-units: one product computes all sub-units, then each unit sums its own.
+
+    The original layer stays available as `base_layer`.
 
     Args:
-        base_layer: the layer that is split.
+        base_layer: the layer to split.
         members: `(S, d_in)` bool.
         units: `(S,)` the unit of each sub-unit.
 
@@ -90,14 +110,14 @@ class SplitLinear(nn.Module):
         ...     model(pixels)
     """
 
-    channels = -1  # where the units are in the output
+    channels = -1  # the output dimension that holds the units
 
     def __init__(self, base_layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> None:
         super().__init__()
         self.base_layer = base_layer
-        whole, whole_bias = layer_parameters(base_layer)
-        weight, bias = sub_unit_parameters(whole, whole_bias, members, units)
-        dtype, self.d_out = next(base_layer.parameters()).dtype, len(whole)
+        layer_weight, layer_bias = layer_parameters(base_layer)
+        weight, bias = sub_unit_parameters(layer_weight, layer_bias, members, units)
+        dtype, self.d_out = next(base_layer.parameters()).dtype, len(layer_weight)
         self.register_buffer("weight", weight.to(dtype))
         self.register_buffer("bias", bias.to(dtype))
         self.register_buffer("units", units)
@@ -106,12 +126,20 @@ class SplitLinear(nn.Module):
         self.units: torch.Tensor
 
     def sub_units(self, x: torch.Tensor) -> torch.Tensor:
-        """The activations of all sub-units, their bias included."""
-        return _project(self.base_layer, x, self.weight, self.bias)
+        """The activations of all sub-units, bias included."""
+        base = self.base_layer
+        if isinstance(base, nn.Conv2d):
+            return F.conv2d(x, self.weight[:, :, None, None], self.bias, base.stride, base.padding)
+        return F.linear(x, self.weight, self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output, as the sum of its sub-units."""
-        return _sum_by_unit(self.sub_units(x), self.units, self.d_out, self.channels)
+        activations = self.sub_units(x)
+        shape = list(activations.shape)
+        shape[self.channels] = self.d_out
+        wide = torch.promote_types(activations.dtype, torch.float32)  # sums in half precision accumulate rounding
+        total = torch.zeros(shape, dtype=wide, device=activations.device)
+        return total.index_add(self.channels, self.units, activations.to(wide)).to(activations.dtype)
 
 
 class SplitConv1x1(SplitLinear):
@@ -120,66 +148,7 @@ class SplitConv1x1(SplitLinear):
     channels = 1
 
 
-class ScaledLinear(nn.Module):
-    """The layer as it is, plus the change that scaling some of its sub-units makes.
-
-    With nothing scaled the output is the layer's own, to the bit. Works on both kinds of layers.
-
-    Args:
-        base_layer: the layer, which computes as before.
-        weight: `(m, d_in)` of the scaled sub-units.
-        bias: `(m,)` of the scaled sub-units.
-        units: `(m,)` the unit of each.
-        gains: `(m,)` what each one's activation is multiplied by.
-    """
-
-    def __init__(
-        self, base_layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor, units: torch.Tensor, gains: torch.Tensor
-    ) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        changed = gains != 1
-        for name, tensor in (("weight", weight), ("bias", bias), ("gains", gains)):
-            self.register_buffer(name, tensor[changed].float())
-        self.register_buffer("units", units[changed])
-        self.weight: torch.Tensor
-        self.bias: torch.Tensor
-        self.gains: torch.Tensor
-        self.units: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output plus (gain - 1) times each scaled sub-unit, computed in float32."""
-        out = self.base_layer(x)
-        if len(self.gains) == 0:
-            return out
-        by = self.gains.float() - 1
-        change = _project(self.base_layer, x.float(), self.weight.float() * by[:, None], self.bias.float() * by)
-        channels = 1 if isinstance(self.base_layer, nn.Conv2d) else -1
-        return out + _sum_by_unit(change, self.units, out.shape[channels], channels).to(out.dtype)
-
-
 def split_layer(base_layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> SplitLinear:
-    """The explicit layer of the right kind."""
+    """Create the split layer that fits the type of `base_layer`."""
     kind = SplitConv1x1 if isinstance(base_layer, nn.Conv2d) else SplitLinear
     return kind(base_layer, members, units)
-
-
-def _project(base: nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    if isinstance(base, nn.Conv2d):
-        return F.conv2d(x, weight[:, :, None, None], bias, base.stride, base.padding)
-    return F.linear(x, weight, bias)
-
-
-def _sum_by_unit(activations: torch.Tensor, units: torch.Tensor, d_out: int, channels: int) -> torch.Tensor:
-    shape = list(activations.shape)
-    shape[channels] = d_out
-    wide = torch.promote_types(activations.dtype, torch.float32)  # half precision would add up rounding
-    total = torch.zeros(shape, dtype=wide, device=activations.device)
-    return total.index_add(channels, units, activations.to(wide)).to(activations.dtype)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether the method applies to this module."""
-    if isinstance(module, nn.Conv2d):
-        return module.kernel_size == (1, 1) and module.groups == 1 and module.padding_mode == "zeros"
-    return isinstance(module, nn.Linear)

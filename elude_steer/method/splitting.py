@@ -1,7 +1,7 @@
-"""A unit's clusters to its sub-units: who owns each input dimension, at which margin, and the layers that follow.
+"""Rules of ownership: which sub-units of a unit own each input dimension, and at which margin rho.
 
-The weights of a unit's sub-units add up to the unit's own: every owner of a dimension gets an equal share of it. So
-the memberships, one bit per sub-unit and dimension, determine all weights and biases.
+The weights of a unit's sub-units add up to the unit's weights, because every owner of a dimension gets an equal share
+of it. So the memberships, one bit per sub-unit and dimension, determine all weights and biases.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ RHOS = tuple(i / 20 for i in range(1, 21))
 
 @dataclass(frozen=True)
 class UnitSplit:
-    """One unit's sub-units.
+    """The sub-units of one unit.
 
     Attributes:
-        members: `(K, d_in)` bool: does sub-unit c own dimension j?
-        rho: the margin chosen; 0 where none was needed (one sub-unit, or a random split).
+        members: `(K, d_in)` bool: whether sub-unit c owns dimension j.
+        rho: the chosen margin; 0 where none is needed (one sub-unit, or a random split).
     """
 
     members: torch.Tensor
@@ -39,33 +39,41 @@ def split_unit(
     rho_score: str = "margin",
     seed: int = 0,
 ) -> UnitSplit:
-    """Splits one unit at the margin that sets its sub-units best apart.
+    """Split one unit at the margin rho that separates its sub-units best; ties go to the smallest rho.
 
     Args:
-        representatives: `(K, d_in)` of its clusters; K of 0 or 1 leaves the unit whole.
+        representatives: `(K, d_in)` of its clusters; with K below 2 the unit stays whole.
         means: `(K, d_in)` mean input of each cluster.
         weight: `(d_in,)` the unit's weights.
         bias: the unit's bias.
-        winner_rule: `unique` (the paper's), `gap`, `winner`, or `random` for the baseline that ignores the clusters.
-        rho_score: `margin`, or `ratio` (the sum of own to others' activation).
-        seed: of the random split.
+        winner_rule: `unique` (the paper's), `gap`, `winner`, or `random`, the baseline that ignores the clusters.
+        rho_score: `margin` or `ratio`; see `rho_quality`.
+        seed: seed of the random split.
     """
     k, d_in = representatives.shape
     if k < 2:
         return UnitSplit(torch.ones(1, d_in, dtype=torch.bool), 0.0)
     if winner_rule == "random":
         return UnitSplit(random_memberships(k, d_in, seed), 0.0)
+
+    def quality(split: UnitSplit) -> float:
+        return rho_quality(activations_by_cluster(split.members, means, weight, bias), rho_score)
+
     splits = [UnitSplit(memberships(representatives, rho, winner_rule), rho) for rho in RHOS]
-    # max takes the first of equals: ties go to the smallest rho
-    return max(splits, key=lambda it: rho_quality(activations_by_cluster(it.members, means, weight, bias), rho_score))
+    return max(splits, key=quality)  # max returns the first of equals
 
 
 def memberships(representatives: torch.Tensor, rho: float, winner_rule: str = "unique") -> torch.Tensor:
-    """Which sub-units own each dimension, `(K, d_in)` bool, at least one each.
+    """Which sub-units own each dimension, `(K, d_in)` bool; every dimension has at least one owner.
 
-    With a dimension's strengths |r| sorted, v1 >= v2 >= …, the s strongest win it if rho * v_s > v_(s+1):
-    `unique` gives it to them if exactly one s < K does so, `gap` tries only the s with the largest v_s / v_(s+1),
-    `winner` only s = 1. Where none wins, all K own it.
+    Sort the strengths |r| of a dimension, v1 >= v2 >= …. The s strongest sub-units can win the dimension if
+    rho * v_s > v_(s+1). The rules differ in which s they try:
+
+    - `unique`: every s < K; the dimension is won if exactly one s qualifies,
+    - `gap`: only the s with the largest v_s / v_(s+1),
+    - `winner`: only s = 1.
+
+    All K sub-units own a dimension that is not won.
     """
     if winner_rule not in _RULES:
         raise SpecError(f"split.winner_rule is '{winner_rule}'; it is one of {', '.join(map(repr, _RULES))}.")
@@ -73,9 +81,9 @@ def memberships(representatives: torch.Tensor, rho: float, winner_rule: str = "u
     if k < 2:
         return torch.ones_like(representatives, dtype=torch.bool)
     strength, order = representatives.double().abs().sort(dim=0, descending=True, stable=True)
-    owners = _RULES[winner_rule](strength, rho)  # (d_in,) how many of the strongest own it
-    places = torch.arange(k, device=order.device)[:, None].expand_as(order)
-    return torch.empty_like(order).scatter_(0, order, places) < owners
+    owners = _RULES[winner_rule](strength, rho)  # (d_in,) how many of the strongest sub-units own each dimension
+    ranks = torch.arange(k, device=order.device)[:, None].expand_as(order)
+    return torch.empty_like(order).scatter_(0, order, ranks) < owners
 
 
 def _unique(v: torch.Tensor, rho: float) -> torch.Tensor:
@@ -85,8 +93,8 @@ def _unique(v: torch.Tensor, rho: float) -> torch.Tensor:
 
 def _gap(v: torch.Tensor, rho: float) -> torch.Tensor:
     ratio = (v[:-1] / v[1:]).nan_to_num(nan=1.0, posinf=torch.inf)  # 0 / 0 is no gap
-    largest, at = ratio.max(0).values, ratio.argmax(0)  # argmax takes the first of equals
-    return torch.where(rho * largest > 1, at + 1, len(v))
+    largest, first = ratio.max(0).values, ratio.argmax(0)  # argmax returns the first of equals
+    return torch.where(rho * largest > 1, first + 1, len(v))
 
 
 def _winner(v: torch.Tensor, rho: float) -> torch.Tensor:
@@ -97,7 +105,7 @@ _RULES = {"unique": _unique, "gap": _gap, "winner": _winner}
 
 
 def random_memberships(parts: int, d_in: int, seed: int) -> torch.Tensor:
-    """A random partition of the dimensions into parts of equal size (to one): the baseline, `(parts, d_in)` bool."""
+    """The baseline: a random partition of the dimensions, `(parts, d_in)` bool; sizes differ by at most one."""
     order = torch.randperm(d_in, generator=torch.Generator().manual_seed(seed))
     owner = torch.empty(d_in, dtype=torch.long)
     owner[order] = torch.arange(d_in) % parts
@@ -118,7 +126,13 @@ def activations_by_cluster(
 
 
 def rho_quality(activations: torch.Tensor, score: str = "margin") -> float:
-    """How well sub-units fire on their own cluster and not on the others, from A of `activations_by_cluster`."""
+    """How well sub-units separate their own cluster from the others.
+
+    Args:
+        activations: `(K, K)`, A of `activations_by_cluster`.
+        score: `margin`, the mean difference between the activation on a sub-unit's own cluster and its mean on the
+            others; or `ratio`, the sum over sub-units of the ratio of the two, negative activations counted as zero.
+    """
     k = len(activations)
     own = activations.diagonal()
     others = (activations.sum(1) - own) / (k - 1)

@@ -1,4 +1,4 @@
-"""The fast clusters: what is approximate is close, what is not is exact."""
+"""The approximate parts of the fast backend are close, the others exact."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from elude_steer.method import fast_hdbscan
 from elude_steer.method.clustering import cluster, distances
 from elude_steer.method.contributions import contributions
-from elude_steer.method.fast_hdbscan import Sketch, Tree, directions, fast_clusters, nearest, spanning_tree
+from elude_steer.method.fast_hdbscan import ClusterTree, Sketch, directions, fast_clusters, kth_smallest, spanning_tree
 from tests.helpers.planted import plant
 
 
@@ -17,16 +17,16 @@ def vectors(concepts=4, level="medium", seed=0):
     return contributions(planted.q, planted.weight), planted.truth
 
 
-def test_as_many_directions_as_dimensions_give_the_distances():
+def test_as_many_directions_as_dimensions_give_exact_distances():
     x = vectors()[0][:300, :100].contiguous()
-    sketch = Sketch.of(x, directions(x, 100))
-    squared = sketch.squared_to(sketch).clamp_min(0)
+    sketch = Sketch.from_rows(x, directions(x, 100))
+    squared = sketch.squared_distances(sketch).clamp_min(0)
     assert torch.allclose(
         squared.sqrt().fill_diagonal_(0), distances(x).float(), atol=2e-3 * float(squared.max()) ** 0.5
     )
 
 
-def test_directions_are_the_best_there_are():
+def test_directions_hold_nearly_as_much_as_the_best_ones():
     x = vectors()[0]
     basis = directions(x, 16)
     assert torch.allclose(basis.T @ basis, torch.eye(16), atol=1e-5)
@@ -34,32 +34,32 @@ def test_directions_are_the_best_there_are():
     assert (x @ basis).square().sum() > 0.98 * best
 
 
-def test_noise_stays_as_far_away_as_it_is():
-    """Within the directions alone noise would come closer; with the whole lengths it does not."""
+def test_noise_keeps_its_distance():
+    """A projection alone brings noise closer; exact lengths keep it away."""
     x, truth = vectors(level="clear")
     noise = x[torch.from_numpy(truth < 0)]
     true = distances(noise)
     basis = directions(x, 8)
-    kept = Sketch.of(noise, basis)
+    sketch = Sketch.from_rows(noise, basis)
     off = ~torch.eye(len(noise), dtype=torch.bool)
-    ratio = kept.squared_to(kept)[off].sqrt().mean() / true[off].mean()
+    ratio = sketch.squared_distances(sketch)[off].sqrt().mean() / true[off].mean()
     assert ratio == pytest.approx(1, abs=0.15)
     assert distances(noise @ basis)[off].mean() / true[off].mean() < 0.8
 
 
 @pytest.mark.parametrize("n", [2, 3, 50, 300])
-def test_the_spanning_tree_is_a_shortest_one(n):
+def test_the_spanning_tree_is_minimal(n):
     from hdbscan._hdbscan_linkage import mst_linkage_core
 
     squared = distances(torch.randn(n, 8, generator=torch.Generator().manual_seed(n))).square().float()
-    core = nearest(squared, min(4, n - 1))
+    core = kth_smallest(squared, min(4, n - 1))
     edges = spanning_tree(squared.numpy(), core.numpy())
     reach = torch.maximum(torch.maximum(squared, core), core[:, None]).double().numpy()
     assert np.allclose(np.sort(edges[:, 2]), np.sort(mst_linkage_core(reach)[:, 2]))
     a, b = edges[:, 0].astype(int), edges[:, 1].astype(int)
-    assert np.allclose(reach[a, b], edges[:, 2])  # every edge has its own length
+    assert np.allclose(reach[a, b], edges[:, 2])  # every edge has the length of its pair
     group = np.arange(n)
-    for one, other in zip(a, b, strict=True):  # and they join all points without a circle
+    for one, other in zip(a, b, strict=True):  # the edges join all points without a cycle
         assert group[one] != group[other]
         group[group == group[other]] = group[one]
     assert len(set(group)) == 1
@@ -67,7 +67,7 @@ def test_the_spanning_tree_is_a_shortest_one(n):
 
 @pytest.mark.parametrize("level", ["clear", "medium", "hard"])
 @pytest.mark.parametrize("selection", ["leaf", "eom"])
-def test_it_finds_what_exact_finds(level, selection, monkeypatch):
+def test_fast_finds_the_clusters_of_exact(level, selection, monkeypatch):
     monkeypatch.setattr(fast_hdbscan, "EXACT_DIMENSIONS", 64)
     x, _ = vectors(level=level, seed=1)
     exact, fast = (
@@ -77,16 +77,16 @@ def test_it_finds_what_exact_finds(level, selection, monkeypatch):
 
 
 @pytest.mark.parametrize("selection", ["leaf", "eom"])
-def test_a_point_that_joins_anew_is_where_it_was(selection):
-    """A point's copy is nearest to the point itself, so it belongs where the point does, if it is dense enough."""
+def test_predicting_a_point_of_the_sample_gives_its_label(selection):
+    """The nearest neighbour of a copy is the point itself, so both have one label if the copy is dense enough."""
     x, _ = vectors()
-    sketch = Sketch.of(x, directions(x))
-    squared = sketch.squared_to(sketch).fill_diagonal_(0)
-    core = nearest(squared, 30)
-    tree = Tree.of(squared.numpy(), core.numpy(), selection, 30)
+    sketch = Sketch.from_rows(x, directions(x))
+    squared = sketch.squared_distances(sketch).fill_diagonal_(0)
+    core = kth_smallest(squared, 30)
+    tree = ClusterTree.from_distances(squared.numpy(), core.numpy(), selection, 30)
     assert (tree.births > 0).all()
     assert (tree.deaths >= tree.births).all()
-    labels, probabilities = tree.joined(squared, core, 30)
+    labels, probabilities = tree.predict(squared, core, 30)
     assert (labels == tree.labels).mean() > 0.99
     same = (labels == tree.labels) & (labels >= 0)
     assert np.allclose(probabilities[same], tree.probabilities[same], atol=0.05)
@@ -94,7 +94,7 @@ def test_a_point_that_joins_anew_is_where_it_was(selection):
 
 @pytest.mark.parametrize("level", ["clear", "medium"])
 @pytest.mark.parametrize("selection", ["leaf"])
-def test_a_sample_stands_for_all(level, selection, monkeypatch):
+def test_a_sample_gives_nearly_the_clusters_of_all_points(level, selection, monkeypatch):
     x, _ = vectors(concepts=3, level=level, seed=2)
     exact = cluster(x, backend="exact", selection=selection, min_cluster_size=30)
     monkeypatch.setattr(fast_hdbscan, "SAMPLE", len(x) // 2)
@@ -107,7 +107,7 @@ def test_a_sample_stands_for_all(level, selection, monkeypatch):
     assert np.corrcoef(exact.probabilities[both], fast.probabilities[both])[0, 1] > 0.8
 
 
-def test_the_order_of_what_is_not_in_the_sample_changes_nothing(monkeypatch):
+def test_the_order_of_points_outside_the_sample_changes_nothing(monkeypatch):
     x, _ = vectors(concepts=3)
     monkeypatch.setattr(fast_hdbscan, "SAMPLE", len(x) // 2)
     labels, probabilities = fast_clusters(x, "leaf", 30, 30)
@@ -115,12 +115,12 @@ def test_the_order_of_what_is_not_in_the_sample_changes_nothing(monkeypatch):
     others = np.setdiff1d(np.arange(len(x)), chosen)
     order = np.arange(len(x))
     order[others] = np.random.default_rng(0).permutation(others)
-    again, theirs = fast_clusters(x[torch.from_numpy(order)], "leaf", 30, 30)
+    again, again_probabilities = fast_clusters(x[torch.from_numpy(order)], "leaf", 30, 30)
     assert np.array_equal(again, labels[order])
-    assert np.allclose(theirs, probabilities[order])
+    assert np.allclose(again_probabilities, probabilities[order])
 
 
-def test_the_same_bits_every_time():
+def test_repeated_runs_give_the_same_bits():
     x, _ = vectors()
     one, other = (fast_clusters(x.clone(), "leaf", 30, 30) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
