@@ -20,7 +20,7 @@ GRID = PatchGrid(np.array([[(c / 2, r / 2, (c + 1) / 2, (r + 1) / 2) for r in ra
 
 @pytest.fixture(scope="module")
 def steered():
-    """A real result: toyland without a thing that is there, and with another one."""
+    """A real result: toyland with one object removed and another added."""
     scene = next(scene for scene in scenes(seed=5, n=50) if len(scene.things) == 2)
     steerer = Steerer.load("toyland")
     plan = steerer.plan(minus=[scene.objects[0]], plus=["boat"], mode="place")
@@ -50,22 +50,22 @@ def result_of(baseline, caption, words=("dog",), **more):
         ("a man's dog", "a man", ("man's", "dog"), ("man",)),
     ],
 )
-def test_words_that_are_gone_and_new(before, after, gone, new):
+def test_gone_and_new_words(before, after, gone, new):
     result = result_of(before, after)
     assert (result.gone, result.new) == (gone, new)
     assert {word.strip(".,!()").lower() for _, word in Reader(render_captions(result)).marks} == {*gone, *new}
 
 
-def test_each_word_is_marked_where_it_stands():
+def test_changed_words_are_marked_in_both_captions():
     read = Reader(render_captions(result_of("A Dog, a cat and a dog.", "a bird, a cat.")))
     assert read.marks == [("del", "Dog,"), ("del", "dog."), ("ins", "bird,")]
     assert read.text == "baseline A Dog, a cat and a dog. steered a bird, a cat."
 
 
-# Terminal
+# In a terminal
 
 
-def test_a_terminal_shows_captions_plan_and_notes(steered):
+def test_repr_shows_captions_plan_and_notes(steered):
     lines = repr(steered).splitlines()
     assert lines[0] == f"baseline  {steered.baseline}"
     assert lines[1] == f"steered   {steered.caption}"
@@ -74,7 +74,7 @@ def test_a_terminal_shows_captions_plan_and_notes(steered):
     assert str(steered) == steered.caption
 
 
-def test_captions_of_several_lines_or_none_stay_in_their_column():
+def test_repr_keeps_captions_of_any_number_of_lines_in_one_column():
     result = replace(result_of("one\ntwo", ""), plan=Plan())
     assert repr(result).splitlines() == [
         "baseline  one",
@@ -84,7 +84,7 @@ def test_captions_of_several_lines_or_none_stay_in_their_column():
     ]
 
 
-# Notebooks
+# In a notebook
 
 
 def test_a_notebook_shows_both_captions_and_a_map_for_each_word(steered):
@@ -98,7 +98,7 @@ def test_a_notebook_shows_both_captions_and_a_map_for_each_word(steered):
     assert len(page) < 200_000
 
 
-def test_maps_are_as_large_as_they_are_shown():
+def test_maps_have_the_size_at_which_they_are_shown():
     result = result_of("a dog", "a cat")
     (shown,) = embedded_images(result._repr_html_())
     assert shown.size == (200, 100)
@@ -109,18 +109,18 @@ def test_maps_are_as_large_as_they_are_shown():
     assert "fires up to 50%" in Reader(dense).text
 
 
-def test_it_runs_and_fetches_nothing_and_sets_no_colour_of_text(steered):
+def test_the_html_has_no_scripts_links_or_text_colours(steered):
     page = steered._repr_html_()
     read = Reader(page)
     assert not {"script", "style", "link", "iframe"} & set(read.tags)
     assert {name for _, name, _ in read.attributes} == {"style", "alt", "src"}
     assert all(value.startswith("data:image/png;base64,") for _, name, value in read.attributes if name == "src")
     styles = ";".join(value for _, name, value in read.attributes if name == "style")
-    assert not re.search(r"(?:^|;)\s*color:|#[0-9a-f]{3}", styles)  # the notebook's own, light or dark
+    assert not re.search(r"(?:^|;)\s*color:|#[0-9a-f]{3}", styles)  # the notebook decides on light or dark
     assert "url(" not in styles
 
 
-def test_everything_is_escaped():
+def test_all_text_is_escaped():
     evil = result_of(EVIL, f"{EVIL} new", words=(EVIL,), notes=(EVIL,))
     page = evil._repr_html_()
     read = Reader(page)
@@ -131,13 +131,13 @@ def test_everything_is_escaped():
     assert read.text.count("<script>alert('1')</script>") == 5  # two captions, a map, a note, the plan
 
 
-def test_without_words_there_are_no_maps():
+def test_a_plan_without_words_has_no_maps():
     page = replace(result_of("a dog", "a dog", words=()), plan=Plan())._repr_html_()
     assert embedded_images(page) == []
     assert "nothing is changed" in Reader(page).text
 
 
-# The rest
+# Maps, values and notes
 
 
 def test_a_map_of_another_word_is_refused():
@@ -147,25 +147,25 @@ def test_a_map_of_another_word_is_refused():
         result_of("a dog", "a dog", words=()).heatmap("cat")
 
 
-def test_plain_values_are_plain(steered):
+def test_to_dict_can_be_written_as_json(steered):
     import json
 
-    told = json.loads(json.dumps(steered.to_dict()))
-    assert told["gone"] == list(steered.gone)
-    assert set(told["maps"]) == set(steered.maps)
+    values = json.loads(json.dumps(steered.to_dict()))
+    assert values["gone"] == list(steered.gone)
+    assert set(values["maps"]) == set(steered.maps)
 
 
 @pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"gains \(beta, gamma\)\.$")])
-def test_who_sees_no_change_is_told_what_to_try(mode, cure):
+def test_an_unchanged_caption_gives_a_note_with_settings_to_try(mode, cure):
     plan = Plan((Concept("dog", "minus", Settings(mode=mode), ()),))
-    (told,) = result_notes("a dog", "a dog", plan, {})
-    assert told.startswith("the caption did not change; try more")
-    assert re.search(cure, told)
+    (note,) = result_notes("a dog", "a dog", plan, {})
+    assert note.startswith("the caption did not change; try more")
+    assert re.search(cure, note)
     assert result_notes("a dog", "a cat", plan, {}) == []
 
 
-def test_what_is_not_there_cannot_go():
+def test_a_concept_that_hardly_fires_gives_a_note():
     plan = Plan((Concept("dog", "minus", Settings(), ()),))
-    (told,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
-    assert told == "'dog' hardly fires in this image: there may be nothing to remove."
+    (note,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
+    assert note == "'dog' hardly fires in this image: there may be nothing to remove."
     assert result_notes("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]

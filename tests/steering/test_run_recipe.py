@@ -23,15 +23,15 @@ def step(gone=(), new=(), **more):
     return StepSpec(expect=ExpectSpec(tuple(gone), tuple(new)), **more)
 
 
-def ran(title_words, caption, baseline="a dog"):
+def step_result(title_words, caption, baseline="a dog"):
     return StepResult(StepSpec(minus=tuple(title_words)), SimpleNamespace(baseline=baseline, caption=caption), ())
 
 
-# What was expected
+# Expectations
 
 
 @pytest.mark.parametrize(
-    ("gone", "new", "caption", "told"),
+    ("gone", "new", "caption", "problems"),
     [
         ([], [], "anything at all", ()),
         (["dog"], [], "a man on a bike", ()),
@@ -52,26 +52,26 @@ def ran(title_words, caption, baseline="a dog"):
         (["dog"], ["man"], "", ("'man' did not come",)),
     ],
 )
-def test_what_of_the_expected_did_not_happen(gone, new, caption, told):
-    assert unmet_expectations(step(gone, new), caption) == told
+def test_unmet_expectations(gone, new, caption, problems):
+    assert unmet_expectations(step(gone, new), caption) == problems
 
 
 # Steps
 
 
-def test_a_step_in_short():
+def test_the_title_of_a_step():
     assert step_title(StepSpec(minus=("dog", "hot dog"), plus=("biker",))) == "-dog -hot dog +biker"
     assert step_title(StepSpec()) == "no edit"
 
 
-def test_only_the_settings_that_a_step_gives_are_passed_on():
+def test_step_settings_are_those_that_the_step_names():
     assert step_settings(StepSpec()) == {}
-    given = SteeringSpec(mode="scale", gamma=0.0, nu="all", kappa=3)
-    assert step_settings(StepSpec(settings=given)) == {"mode": "scale", "gamma": 0.0, "nu": "all", "kappa": 3}
+    settings = SteeringSpec(mode="scale", gamma=0.0, nu="all", kappa=3)
+    assert step_settings(StepSpec(settings=settings)) == {"mode": "scale", "gamma": 0.0, "nu": "all", "kappa": 3}
 
 
-def test_the_table_is_as_in_the_papers_figures():
-    rows = [ran(["dog"], "a bike"), ran(["motorcycle"], "a dog on a road")]
+def test_the_table_has_a_row_for_each_edit():
+    rows = [step_result(["dog"], "a bike"), step_result(["motorcycle"], "a dog on a road")]
     assert format_table(rows).splitlines() == [
         "baseline     a dog",
         "-dog         a bike",
@@ -84,22 +84,22 @@ def test_the_table_is_as_in_the_papers_figures():
 
 
 class Echo:
-    """Remembers how it was asked, and says so."""
+    """A steerer that records its calls and answers with fixed captions."""
 
     def __init__(self):
-        self.asked, self.planned = [], []
+        self.calls, self.plan_calls = [], []
 
     def plan(self, **call):
-        self.planned.append(call)
-        return len(self.planned)
+        self.plan_calls.append(call)
+        return len(self.plan_calls)
 
     def explain_all(self, image, plans, **call):
-        self.asked.append((image, plans, call))
+        self.calls.append((image, plans, call))
         captions = [f"caption {number} with a man" for number in plans]
         return [SimpleNamespace(baseline="a dog", caption=caption, to_dict=dict) for caption in captions]
 
 
-def test_every_step_is_an_edit_of_the_same_picture(tmp_path):
+def test_each_step_edits_the_same_image(tmp_path):
     path = tmp_path / "own.png"
     Image.new("RGB", (7, 5)).save(path)
     steps = (
@@ -110,27 +110,27 @@ def test_every_step_is_an_edit_of_the_same_picture(tmp_path):
     steerer = Echo()
     first, second = run_recipe(recipe, steerer)
     assert [(one.title, one.missing) for one in (first, second)] == [("-dog", ("'man' is still there",)), ("+cat", ())]
-    ((image, plans, call),) = steerer.asked  # the tower runs once for all steps
+    ((image, plans, call),) = steerer.calls  # the tower runs once for all steps
     assert image.size == (7, 5)
     assert plans == [1, 2]
     assert call == {"prompt": "What is it?", "max_new_tokens": 9}
-    first_call, other = steerer.planned
+    first_call, other = steerer.plan_calls
     assert first_call == {"minus": ("dog",), "plus": (), "where": None, "gamma": -3.0}
     assert other["where"] == (1.0, 2.0, 3.0, 4.0)
     assert "gamma" not in other
     assert first.to_dict()["step"]["minus"] == ("dog",)
 
 
-def test_a_given_picture_comes_before_the_recipes_own():
+def test_an_image_argument_replaces_the_image_of_the_recipe():
     recipe = Recipe("mine", "toyland", (StepSpec(minus=("dog",)),), "/nowhere.png")
     steerer = Echo()
     run_recipe(recipe, steerer, Image.new("RGB", (3, 2)))
-    assert steerer.asked[0][0].size == (3, 2)
+    assert steerer.calls[0][0].size == (3, 2)
     with pytest.raises(ImageError, match=r"'/nowhere.png' cannot be read"):
         run_recipe(recipe, steerer)
 
 
-def test_a_recipe_without_a_picture_says_how_to_give_one():
+def test_a_recipe_without_an_image_explains_how_to_give_one():
     recipe = Recipe("llava-dog", "toyland", (StepSpec(minus=("dog",)),))
     with pytest.raises(SpecError, match="has no image; give one: `elude-steer run llava-dog --image FILE`"):
         run_recipe(recipe, Echo())
@@ -153,7 +153,7 @@ def masked(tmp_path):
     return path, mask
 
 
-def test_a_mask_of_a_recipe_is_the_mask_of_a_call(steerer, masked):
+def test_a_mask_of_a_recipe_works_like_a_mask_argument(steerer, masked):
     path, mask = masked
     by_file, by_box = run_recipe(load_recipe(path), steerer, DOG)
     by_hand = steerer.steer(DOG, minus=["dog"], plus=["biker"], where=mask)
@@ -166,18 +166,18 @@ def test_a_mask_of_a_recipe_is_the_mask_of_a_call(steerer, masked):
         assert np.array_equal(touched, by_box.result.maps[word][1])
 
 
-def test_a_mask_that_is_none_is_refused(steerer, masked):
+def test_empty_or_unreadable_masks_are_refused(steerer, masked):
     path, _ = masked
     mark = path.parent / "mark.png"
     Image.new("1", (9, 9)).save(mark)
     with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
         run_recipe(load_recipe(path), steerer, DOG)
-    mark.write_text("no picture")
+    mark.write_text("no image")
     with pytest.raises(ImageError, match=r"mark\.png' cannot be read as an image"):
         run_recipe(load_recipe(path), steerer, DOG)
 
 
-def test_a_mask_that_is_missing_is_named(steerer, masked):
+def test_a_missing_mask_file_is_named(steerer, masked):
     path, _ = masked
     (path.parent / "mark.png").unlink()
     with pytest.raises(EludeSteerError, match=r"mark\.png"):

@@ -1,5 +1,5 @@
+import doctest
 import itertools
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,18 +11,15 @@ import torch
 import elude_steer as es
 from elude_steer import toyland
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
-from elude_steer.evaluation.edits.benchmark import toyland_world
-from elude_steer.evaluation.edits.tune import save_settings, tune
 from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
-from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 
 
 @pytest.fixture(scope="module")
 def scenes():
-    """Pictures of one and of two tiles."""
+    """Images of one and of two tiles."""
     found = list(toyland.scenes(seed=50_001, n=60))
     wide = [scene for scene in found if scene.image.width != scene.image.height and len(scene.things) > 1]
     square = [scene for scene in found if scene.image.width == scene.image.height and len(scene.things) > 1]
@@ -49,7 +46,7 @@ def some_plan(steerer, **settings):
     return steerer.plan(minus=["dog"], plus=["biker"], where=(10, 10, 60, 60), **settings)
 
 
-def test_without_an_edit_not_a_bit_changes(steerer, scenes):
+def test_plans_without_effect_change_no_bit_of_the_logits(steerer, scenes):
     images = [scene.image for scene in scenes]
     bare = logits(steerer, images, applied=False)
     for plan in (None, Plan(), steerer.plan(minus=["dog"], plus=["cat"], mode="scale", alpha=1, gamma=1)):
@@ -66,7 +63,7 @@ def test_without_an_edit_not_a_bit_changes(steerer, scenes):
 
 
 def literal(steerer, q, plan, image):
-    """The change, patch by patch and sub-unit by sub-unit, as the method says it."""
+    """The change as the method defines it, patch by patch and sub-unit by sub-unit."""
     weight, bias = steerer.vlm.layer.weight.detach().double(), steerer.vlm.layer.bias.detach().double()
     members = steerer.atlas.members()
     tiles, patches, _ = q.shape
@@ -108,14 +105,14 @@ def literal(steerer, q, plan, image):
         return mean
 
     def region(concept):
-        how, marked = concept.settings, concept.where or plan.where
+        settings, marked = concept.settings, concept.where or plan.where
         if marked is not None and (concept.role == "plus" or not placed):
             return torch.from_numpy(marked.covered_patches(steerer.vlm.grid(image.size).boxes, image.size))
         minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
         values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
-        values = neighbours(values) if how.smooth else values
-        found = largest(values, how.nu, how.per)
-        return found & (values >= how.fit * values.max()) if how.fit and values.max() > 0 else found
+        values = neighbours(values) if settings.smooth else values
+        found = largest(values, settings.nu, settings.per)
+        return found & (values >= settings.fit * values.max()) if settings.fit and values.max() > 0 else found
 
     def level(sub_units, kind, at):
         if kind == "reference":
@@ -126,42 +123,44 @@ def literal(steerer, q, plan, image):
 
     placed = any(e.kind == "set" for c in plan.concepts for e in c.edits)
     sets = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
-    homeless = any((c.where or plan.where) is None for c in sets)
-    wanted = [c for c in plan.concepts if c.role == "minus" and c.settings.mode == "place" and c.settings.fill]
-    filling = [c for c in wanted if not homeless and c.edits]
+    needs_region = any((c.where or plan.where) is None for c in sets)
+    removed = [c for c in plan.concepts if c.role == "minus" and c.settings.mode == "place" and c.settings.fill]
+    filling = [c for c in removed if not needs_region and c.edits]
     taken = torch.zeros(tiles, patches, dtype=torch.bool)
     for concept in sets:
         taken |= region(concept)
     regions = [taken.clone(), *map(region, filling)]
-    for concept, own in zip(filling, regions[1:], strict=True):  # every patch once, from what no removed word was on
-        how, inside = concept.settings, own & ~taken
+    for concept, own in zip(
+        filling, regions[1:], strict=True
+    ):  # each patch once, from patches outside
+        settings, inside = concept.settings, own & ~taken
         edited = {e.sub_unit for e in plan.edits}
         free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
         outside = ~torch.stack(regions).any(0)
         mean = {s: float(activation(s)[outside].mean() / reference[s]) for s in free}
-        chosen = sorted((s for s in free if mean[s] > 0), key=lambda s: -mean[s])[: how.fill]
+        chosen = sorted((s for s in free if mean[s] > 0), key=lambda s: -mean[s])[: settings.fill]
         for at, s in enumerate(chosen):
-            amount = how.beta * level(chosen, how.level, at)
+            amount = settings.beta * level(chosen, settings.level, at)
             change[..., steerer.atlas.units[s]] += (amount - activation(s)) * inside
         taken |= own
     for concept in plan.concepts:
-        how = concept.settings
+        settings = concept.settings
         for at, edit in enumerate(concept.edits):
             now = activation(edit.sub_unit)
             if edit.kind == "set":
-                if len({e.sub_unit for e in concept.edits}) == how.kappa:  # none was lost to another word
-                    own = how.beta * level([e.sub_unit for e in concept.edits], how.level, at)
+                if len({e.sub_unit for e in concept.edits}) == settings.kappa:  # no sub-unit went to another concept
+                    own = settings.beta * level([e.sub_unit for e in concept.edits], settings.level, at)
                     assert edit.amount == pytest.approx(float(own), rel=1e-4, abs=1e-4)
                 change[..., edit.unit] += (edit.amount - now) * region(concept)
             else:
-                fits = how.mode == "place" and how.fit
-                mask = region(concept) if fits else largest(now, how.nu, how.per)
+                fits = settings.mode == "place" and settings.fit
+                mask = region(concept) if fits else largest(now, settings.nu, settings.per)
                 change[..., edit.unit] += (edit.amount - 1) * now * mask
-        if how.mode == "place" and how.reach and (concept in sets or not placed):
+        if settings.mode == "place" and settings.reach and (concept in sets or not placed):
             own = [e.sub_unit for e in concept.edits]
             for unit in set(range(steerer.atlas.d_out)) - {int(steerer.atlas.units[s]) for s in own}:
                 carried = sum(float(steerer.atlas.streams[s, unit]) for s in own) / len(own)
-                change[..., unit] += (1 if concept in sets else -1) * how.reach * carried * region(concept)
+                change[..., unit] += (1 if concept in sets else -1) * settings.reach * carried * region(concept)
     return change
 
 
@@ -185,8 +184,8 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_change_is_the_methods(steerer, scenes, settings):
-    """On a batch of pictures with different numbers of tiles, each with a plan of its own, against the slow way."""
+def test_the_change_equals_the_method_written_out(steerer, scenes, settings):
+    """Compare a batch of images with different numbers of tiles, each with its plan, with the slow way."""
     settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "beta": 4.0, "plus": ["biker"], **settings}
     words = [["dog"], ["cat", "tree"], ["ball"], ["bird"]]
     plans = [steerer.plan(minus=minus, **settings) for minus in words]
@@ -210,17 +209,17 @@ def test_the_change_is_the_methods(steerer, scenes, settings):
     q, bare = layer(None)
     _, out = layer(plans)
     parts = steerer.vlm.split_by_image(q, inputs, 4)
-    wanted = torch.cat(
+    expected = torch.cat(
         [literal(steerer, part, plan, image) for part, plan, image in zip(parts, plans, images, strict=True)]
     )
     got = (out - bare).double()
-    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-    untouched = wanted == 0
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+    untouched = expected == 0
     assert untouched.any() or settings["nu"] == "all"
     assert torch.equal(out[untouched], bare[untouched])
 
 
-def test_folded_and_hooked_forms_agree(steerer, scenes):
+def test_edited_weights_and_added_changes_agree(steerer, scenes):
     images = [scene.image for scene in scenes]
     plan = steerer.plan(minus=["dog"], plus=["biker"], mode="scale", nu="all", kappa=30)
     assert plan.is_linear
@@ -232,7 +231,7 @@ def test_folded_and_hooked_forms_agree(steerer, scenes):
     assert torch.equal(steerer.vlm.layer.weight, weight)
 
 
-def test_resuming_gives_what_running_gives(steerer, scenes):
+def test_captions_from_a_prefix_equal_captions_of_the_whole_model(steerer, scenes):
     images = [scene.image for scene in scenes]
     plans = [steerer.plan(minus=[word]) for word in ("dog", "cat", "beach", "ball")]
     together = steerer.captions(images, [[None, plan] for plan in plans])
@@ -243,7 +242,7 @@ def test_resuming_gives_what_running_gives(steerer, scenes):
     assert [own[1] for own in together] == steered
 
 
-def test_the_tower_runs_once_a_picture(steerer, scenes, monkeypatch):
+def test_the_tower_runs_once_for_an_image_with_many_plans(steerer, scenes, monkeypatch):
     block = steerer.vlm.model.get_submodule(steerer.vlm.layer_name.rsplit(".layers.", 1)[0]).layers[0]
     calls = []
     whole = type(block).forward
@@ -256,10 +255,10 @@ def test_the_tower_runs_once_a_picture(steerer, scenes, monkeypatch):
     monkeypatch.setattr(type(block), "forward", counted)
     plans = [steerer.plan(minus=["dog"], gamma=-float(g)) for g in range(2, 9)]
     steerer.captions([scenes[0].image], [[None, *plans]])
-    assert calls == [2]  # the two tiles of one picture, for eight captions
+    assert calls == [2]  # the two tiles of one image, for eight captions
 
 
-def test_threads_never_see_each_others_plans(steerer, scenes):
+def test_threads_do_not_see_the_plans_of_others(steerer, scenes):
     images = [scene.image for scene in scenes]
     words = ["dog", "cat", "ball", "beach", "park", "bird", "car", "boat"]
     plans = [None, *(steerer.plan(minus=[word]) for word in words), steerer.plan(minus=["dog"], mode="scale", nu="all")]
@@ -281,7 +280,7 @@ def test_threads_never_see_each_others_plans(steerer, scenes):
         assert list(pool.map(at_once, jobs)) == serial
 
 
-def test_a_result_tells_what_happened(steerer, scenes):
+def test_a_result_has_captions_plan_maps_and_provenance(steerer, scenes):
     scene = scenes[1]
     word = scene.objects[0]
     result = steerer.steer(scene.image, minus=[word])
@@ -299,7 +298,7 @@ def test_a_result_tells_what_happened(steerer, scenes):
         result.heatmap("zebra")
 
 
-def test_plans_are_values(steerer):
+def test_plans_compare_and_hash_by_value(steerer):
     plan = steerer.plan(minus=["dog"], plus=["cat"])
     again = steerer.plan(minus=["dog"], plus=["cat"])
     assert plan == again
@@ -310,7 +309,7 @@ def test_plans_are_values(steerer):
     assert "+cat" in str(plan)
 
 
-def test_a_sub_unit_wanted_by_both_goes_to_plus(steerer):
+def test_a_sub_unit_of_both_roles_goes_to_plus(steerer):
     plan = steerer.plan(minus=["dog"], plus=["puppy"], kappa=10)
     minus, plus = plan.concepts
     assert not {e.sub_unit for e in minus.edits} & {e.sub_unit for e in plus.edits}
@@ -318,7 +317,7 @@ def test_a_sub_unit_wanted_by_both_goes_to_plus(steerer):
     assert len(minus.edits) < 10
 
 
-def test_settings_of_a_word_come_before_those_of_the_plan(steerer):
+def test_settings_of_a_word_override_those_of_the_plan(steerer):
     plan = steerer.plan(minus={"dog": {"gamma": -3.0, "kappa": 4}, "cat": {}}, gamma=-7, mode="scale")
     assert [c.settings.gamma for c in plan.concepts] == [-3, -7]
     assert len(plan.concepts[0].edits) == 4
@@ -341,13 +340,13 @@ def test_settings_of_a_word_come_before_those_of_the_plan(steerer):
         ({"minus": ["dog"], "where": np.zeros((4, 4))}, SpecError, "the mask marks nothing"),
     ],
 )
-def test_bad_plans_are_one_line(steerer, call, error, message):
+def test_wrong_plans_give_one_line_errors(steerer, call, error, message):
     with pytest.raises(error, match=message) as caught:
         steerer.plan(**call)
     assert "\n" not in str(caught.value)
 
 
-def test_bad_pictures_and_boxes_are_one_line(steerer, scenes, tmp_path):
+def test_wrong_images_and_boxes_give_errors(steerer, scenes, tmp_path):
     from PIL import Image
 
     with pytest.raises(ImageError, match="cannot be read"):
@@ -362,7 +361,7 @@ def test_bad_pictures_and_boxes_are_one_line(steerer, scenes, tmp_path):
         steerer.steer(scenes[0].image, minus=["dog"], gamma=-3e38, mode="scale", nu=5)
 
 
-def test_an_atlas_of_other_weights_is_refused(steerer, tiny_llava):
+def test_an_atlas_or_plan_of_other_weights_is_refused(steerer, tiny_llava):
     from elude_steer.models.vlm import Vlm
 
     with pytest.raises(AtlasError, match="was built for other weights of this layer"):
@@ -372,7 +371,7 @@ def test_an_atlas_of_other_weights_is_refused(steerer, tiny_llava):
         steerer.gather_weights(other)
 
 
-def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
+def test_weak_matches_and_unchanged_captions_give_warnings(steerer, scenes):
     with pytest.warns(EludeSteerWarning, match=r"far from every label of atlas 'toyland' \(closest: "):
         steerer.plan(minus=["quantum chromodynamics"])
     with pytest.warns(EludeSteerWarning, match="reaches min_similarity 0.99"):
@@ -381,52 +380,23 @@ def test_what_matches_nothing_or_changes_nothing_is_said(steerer, scenes):
         steerer.steer(scenes[0].image, minus=["zebra"], gamma=0.99, mode="scale", kappa=1)
 
 
-def test_a_note_points_at_the_line_that_asked_for_it(steerer, scenes):
+def test_warnings_point_at_the_line_of_the_caller(steerer, scenes):
     import elude_steer as es
 
-    given = {"minus": ["zebra"], "gamma": 0.99, "mode": "scale", "kappa": 1}
+    call = {"minus": ["zebra"], "gamma": 0.99, "mode": "scale", "kappa": 1}
     for steer in (es.steer, steerer.steer):
         with pytest.warns(EludeSteerWarning, match="the caption did not change") as noted:
-            steer(scenes[0].image, **given)
+            steer(scenes[0].image, **call)
         assert {note.filename for note in noted} == {__file__}
 
 
-def test_regions_cover_what_they_mark():
-    boxes = np.array([[[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]]])
-    assert Region.from_value((0, 0, 50, 50)).covered_patches(boxes, (100, 100)).tolist() == [
-        [True, False, False, False]
-    ]
-    assert Region.from_value((60, 10, 70, 20)).covered_patches(boxes, (100, 100)).tolist() == [
-        [False, True, False, False]
-    ]
-    mask = np.array([[0, 0], [1, 1]])
-    assert Region.from_value(mask).covered_patches(boxes, (100, 100)).tolist() == [[False, False, True, True]]
-
-
-def test_settings_take_the_first_that_is_given():
-    how = merge_settings({"gamma": None}, {"gamma": -2}, {"gamma": -3, "nu": 4})
-    assert (how.gamma, how.nu, how.kappa) == (-2.0, 4, 100)
-
-
-def test_public_face(scenes):
+def test_steer_captions_with_the_embedded_atlas(scenes):
     result = es.steer(scenes[0].image, minus=[scenes[0].objects[0]])
     assert isinstance(result.caption, str)
     assert result.baseline != ""
 
 
-@pytest.mark.filterwarnings("ignore:the caption did not change")
-def test_an_atlas_that_changed_is_loaded_again(steerer, scenes, tmp_path, monkeypatch):
-    folder = tmp_path / "own"
-    shutil.copytree(steerer.atlas.folder, folder)
-    monkeypatch.chdir(tmp_path)
-    before = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
-    assert es.steer(scenes[0].image, minus=["dog"], atlas=str(folder)).plan == before
-    save_settings(Steerer.load(folder), {"gamma": -1.0})
-    after = es.steer(scenes[0].image, minus=["dog"], atlas="own").plan
-    assert [plan.concepts[0].settings.gamma for plan in (before, after)] == [-15.0, -1.0]
-
-
-def test_words_that_share_sub_units_are_placed_at_the_level_of_those_they_keep(steerer):
+def test_levels_are_computed_from_the_sub_units_a_concept_keeps(steerer):
     plan = steerer.plan(minus=["dog"], plus={"cat": {"kappa": 12}, "kitten": {"kappa": 60}}, mode="place")
     kitten = plan.concepts[2]
     assert 0 < len(kitten.edits) < 60
@@ -434,38 +404,23 @@ def test_words_that_share_sub_units_are_placed_at_the_level_of_those_they_keep(s
     assert [edit.amount for edit in kitten.edits] == pytest.approx(expected.tolist())
 
 
-def test_a_minus_word_without_sub_units_of_its_own_still_says_where(steerer):
-    given = {"minus": {"dog": {"kappa": 3, "where": (0, 0, 40, 40)}}, "plus": {"puppy": {"kappa": 200}}}
-    plan = steerer.plan(**given, mode="place")
+def test_a_marked_minus_concept_gives_the_region_without_sub_units(steerer):
+    call = {"minus": {"dog": {"kappa": 3, "where": (0, 0, 40, 40)}}, "plus": {"puppy": {"kappa": 200}}}
+    plan = steerer.plan(**call, mode="place")
     assert [len(concept.edits) for concept in plan.concepts] == [0, 200]
     with pytest.raises(SpecError, match="nothing says where to place"):
-        steerer.plan(minus={"dog": {"kappa": 3}}, plus=given["plus"], mode="place")
+        steerer.plan(minus={"dog": {"kappa": 3}}, plus=call["plus"], mode="place")
 
 
-def test_looking_stops_at_the_target(steerer, scenes):
+def test_a_prefix_holds_the_inputs_of_the_target_layer(steerer, scenes):
     seen = run_prefix(steerer.vlm, [scenes[1].image])
     assert seen.q[0].shape == (3, 64, 512)
     with torch.inference_mode():
         assert torch.equal(seen.q[0], steerer.vlm.encode([scenes[1].image])[0])
 
 
-def test_tuning_finds_settings_that_steer(steerer, scenes):
-    """On a picture and on a world; what wins fits `steer`."""
-    scene = next(scene for scene in toyland.scenes(seed=50_002, n=40) if len(scene.things) == 2)
-    word = scene.objects[0]
-    found = tune(steerer, scene.image, minus=word, grid={"fill": [0, 80], "gamma": [1.0, -15.0]})
-    assert len(found.rows) == 4
-    assert set(found.best) == {"fill", "gamma"}
-    assert word not in steerer.steer(scene.image, minus=[word], **found.best).caption
-    world = toyland_world(50_003, 6)
-    found = tune(steerer, world, kind="remove", grid={"fill": [0, 80]}, by="clean")
-    assert found.best == {"fill": 80}
-    with pytest.raises(ImageError):
-        tune(steerer, "nowhere.png", minus="dog")
-
-
-def test_steering_by_hand_works_after_captions_were_made(steerer, scenes):
-    """What captions leave behind must not stand in the way of gradients."""
+def test_gradients_work_after_captions_were_made(steerer, scenes):
+    """Tensors that captions cache must not be made in inference mode."""
     plan = steerer.plan(minus=["dog"])
     steerer.captions([scenes[0].image], [[plan]])
     with steerer.applied(plan):
@@ -474,7 +429,7 @@ def test_steering_by_hand_works_after_captions_were_made(steerer, scenes):
     steerer.vlm.model.zero_grad(set_to_none=True)
 
 
-def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
+def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
     box = (0, 0, 30, 30)
     plan = steerer.plan(minus=["teddy"], plus={"bird": {"where": box}})
     assert plan.is_filled(plan.concepts[0])
@@ -487,11 +442,11 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
     assert "on the region with 30% of its peak\n" in str(fitted)
     result = steerer.steer("demos/images/toyland-teddy.png", minus={"teddy": {"where": box}}, plus=["bird"])
     marked = Region.from_value(box).covered_patches(result.grid.boxes, result.image.size)
-    assert (result.maps["bird"][1] == marked).all()  # what replaces a marked thing goes where the mark is
+    assert (result.maps["bird"][1] == marked).all()  # a concept without a region goes where minus concepts are marked
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda s, i: s.captions([i], [s.plan(minus=["dog"])]), r"a list of plans for each image: captions\(\[image"),
         (lambda s, i: s.captions([i], []), "a list of plans for each image"),
@@ -504,13 +459,13 @@ def test_a_word_placed_elsewhere_leaves_the_other_to_its_surroundings(steerer):
         (lambda s, i: s.plan(minus=["dog"], gama=3), "there is no setting 'gama'"),
     ],
 )
-def test_a_wrong_call_is_one_line(steerer, scenes, call, said):
-    with pytest.raises((SpecError, ImageError), match=said):
+def test_wrong_calls_give_errors(steerer, scenes, call, message):
+    with pytest.raises((SpecError, ImageError), match=message):
         call(steerer, scenes[0].image)
     assert steerer.captions([], []) == []
 
 
-def test_a_word_that_reaches_other_units_is_told_and_needs_streams(steerer):
+def test_reach_is_printed_and_needs_streams(steerer):
     far = steerer.plan(minus=["dog"], plus=["biker"], reach=2)
     assert "the units without one moved by 2 x stream" in str(far)
     assert "moved by" not in str(steerer.plan(minus=["dog"], plus=["biker"], reach=0))
@@ -522,3 +477,14 @@ def test_a_word_that_reaches_other_units_is_told_and_needs_streams(steerer):
     bare = Steerer.from_parts(steerer.vlm, replace(steerer.atlas, streams=None), steerer.matcher)
     with pytest.raises(AtlasError, match="has no streams; build it again"):
         bare.plan(minus=["dog"], level="reference", fill=0, reach=1)
+
+
+@pytest.mark.parametrize("name", ["steer", "Steerer", "Steerer.plan", "Steerer.applied", "SteeredCaption", "Plan"])
+def test_docstring_examples_run_as_written(name):
+    owner, _, method = name.partition(".")
+    value = getattr(es, owner)
+    found = doctest.DocTestFinder(recurse=False).find(getattr(value, method) if method else value, name, globs={})
+    assert sum(len(one.examples) for one in found) > 0
+    runner = doctest.DocTestRunner(verbose=False)
+    for one in found:
+        runner.run(one, out=lambda text: pytest.fail(text))

@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 
-from elude_steer import toyland
-from elude_steer.errors import SpecError, StorageError
+from elude_steer import steer, toyland
+from elude_steer.errors import ImageError, SpecError, StorageError
 from elude_steer.evaluation.edits.benchmark import Reading, World, toyland_world
 from elude_steer.evaluation.edits.sweep import grid_points
-from elude_steer.evaluation.edits.tune import GRIDS, TuningResult, tune, tune_on_image, tune_on_world
+from elude_steer.evaluation.edits.tune import GRIDS, TuningResult, save_settings, tune, tune_on_image, tune_on_world
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
 from elude_steer.steering.steerer import Steerer
@@ -143,3 +143,29 @@ def test_a_table_is_aligned():
     found = TuningResult({"nu": 8}, [{"nu": 8, "kept": 1 / 3}, {"nu": "all", "kept": 0.5}], ("nu", "kept"), ("a note",))
     assert repr(found).splitlines() == ["nu   kept", "8    0.333", "all  0.500", "a note"]
     assert found.table(1).splitlines() == ["nu  kept", "8   0.333"]
+
+
+def test_the_best_settings_of_an_image_or_a_world_work_in_steer(steerer):
+    scene = next(scene for scene in toyland.scenes(seed=50_002, n=40) if len(scene.things) == 2)
+    word = scene.objects[0]
+    found = tune(steerer, scene.image, minus=word, grid={"fill": [0, 80], "gamma": [1.0, -15.0]})
+    assert len(found.rows) == 4
+    assert set(found.best) == {"fill", "gamma"}
+    assert word not in steerer.steer(scene.image, minus=[word], **found.best).caption
+    world = toyland_world(50_003, 6)
+    found = tune(steerer, world, kind="remove", grid={"fill": [0, 80]}, by="clean")
+    assert found.best == {"fill": 80}
+    with pytest.raises(ImageError):
+        tune(steerer, "nowhere.png", minus="dog")
+
+
+@pytest.mark.filterwarnings("ignore:the caption did not change")
+def test_steer_loads_an_atlas_again_after_its_settings_change(steerer, scene, tmp_path, monkeypatch):
+    folder = tmp_path / "own"
+    shutil.copytree(steerer.atlas.folder, folder)
+    monkeypatch.chdir(tmp_path)
+    before = steer(scene.image, minus=["dog"], atlas="own").plan
+    assert steer(scene.image, minus=["dog"], atlas=str(folder)).plan == before
+    save_settings(Steerer.load(folder), {"gamma": -1.0})
+    after = steer(scene.image, minus=["dog"], atlas="own").plan
+    assert [plan.concepts[0].settings.gamma for plan in (before, after)] == [-15.0, -1.0]

@@ -1,0 +1,268 @@
+"""Regions: boxes and masks that the user marks, the strongest patches, and where a concept fires."""
+
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.steering.regions import Region, concept_region, smooth_over_neighbours, strongest_mask
+from elude_steer.steering.settings import merge_settings
+
+
+def grid(rows, columns):
+    """Patches of one tile over the whole image, `(1, rows * columns, 4)`."""
+    at = [(c / columns, r / rows, (c + 1) / columns, (r + 1) / rows) for r in range(rows) for c in range(columns)]
+    return np.array([at])
+
+
+def covered(where, rows=2, columns=2, size=(100, 100)):
+    return (
+        Region.from_value(where).covered_patches(grid(rows, columns), size).reshape(rows, columns).astype(int).tolist()
+    )
+
+
+# Boxes and masks
+
+
+def test_none_and_regions_pass_through_from_value():
+    region = Region.from_value((1, 2, 3, 4))
+    assert Region.from_value(None) is None
+    assert Region.from_value(region) is region
+
+
+@pytest.mark.parametrize("box", [(0, 0, 50, 50), [0, 0, 50.0, 50], np.array([0, 0, 50, 50])], ids=repr)
+def test_a_box_covers_the_patches_inside_it(box):
+    assert Region.from_value(box) == Region(box=(0.0, 0.0, 50.0, 50.0))
+    assert covered(box) == [[1, 0], [0, 0]]
+    assert covered(box, size=(50, 100)) == [[1, 1], [0, 0]]
+
+
+def test_a_patch_counts_from_half_of_its_area():
+    assert covered((0, 0, 75, 100)) == [[1, 1], [1, 1]]
+    assert covered((0, 0, 74, 100)) == [[1, 0], [1, 0]]
+    # 0.3 of ten columns is not exactly three of them in floating point
+    assert covered((0, 0, 35, 100), 1, 10) == [[1, 1, 1, 1, 0, 0, 0, 0, 0, 0]]
+
+
+def test_a_region_smaller_than_a_patch_covers_the_best_patch():
+    assert covered((60, 10, 70, 20)) == [[0, 1], [0, 0]]
+    assert covered((45, 10, 60, 20)) == [[0, 1], [0, 0]]
+    assert covered((45, 45, 55, 55)) == [[1, 1], [1, 1]]  # all equally
+
+
+def test_a_box_may_cross_the_border_of_the_image_but_not_lie_outside():
+    assert covered((-50, -50, 50, 50)) == [[1, 0], [0, 0]]
+    assert covered((50, 0, 900, 900)) == [[0, 1], [0, 1]]
+    for box in [(200, 200, 300, 300), (100, 0, 120, 50), (-9, 0, 0, 50)]:
+        with pytest.raises(SpecError, match=r"the box \(.*\) lies outside the image, which is 100 x 80 pixels\."):
+            Region.from_value(box).covered_patches(grid(2, 2), (100, 80))
+
+
+def test_patches_in_the_padding_of_a_tile_are_not_covered():
+    boxes = np.array([[[0, -0.5, 1, 0], [0, 0, 1, 0.5], [0, 0.5, 1, 1], [0, 1, 1, 1.5]]])
+    for where in [(0, 0, 100, 100), np.ones((3, 3))]:
+        assert Region.from_value(where).covered_patches(boxes, (100, 100)).tolist() == [[False, True, True, False]]
+
+
+def test_a_patch_on_the_edge_counts_with_the_part_inside_the_image():
+    boxes = np.array([[[0, -0.6, 1, 0.4], [0, 0.4, 1, 1]]])
+    for where in [(0, 0, 100, 100), np.ones((3, 3))]:
+        assert Region.from_value(where).covered_patches(boxes, (100, 100)).tolist() == [[True, True]]
+
+
+MASK = np.array([[0, 0, 1], [0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        MASK, MASK.astype(bool), MASK.astype(np.uint8), MASK.astype(np.uint8) * 255, MASK * 0.2, MASK - 1.0 + MASK,
+        MASK.tolist(), Image.fromarray(MASK.astype(np.uint8) * 255), Image.fromarray(MASK.astype(bool)),
+        Image.fromarray(MASK.astype(np.uint8) * 200).convert("RGB"),
+    ],
+)  # fmt: skip
+def test_masks_of_every_type_give_the_same_region(mask):
+    assert Region.from_value(mask) == Region(mask=("001", "011"))
+    assert covered(mask, 2, 3) == MASK.tolist()
+
+
+@pytest.mark.parametrize("name", ["mask.png", "with space.png", "1,2,3,4"])
+@pytest.mark.parametrize("format", ["PNG", "BMP", "GIF"])
+def test_a_mask_can_be_a_file(tmp_path, name, format):
+    Image.fromarray(MASK.astype(np.uint8) * 255).save(tmp_path / name, format)
+    assert Region.from_value(tmp_path / name) == Region.from_value(str(tmp_path / name)) == Region.from_value(MASK)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
+def test_a_mask_file_of_any_colour_mode_equals_its_image(tmp_path, mode):
+    image = Image.fromarray(MASK.astype(np.uint8) * 255).convert(mode)
+    image.save(tmp_path / "mask.png")
+    assert Region.from_value(tmp_path / "mask.png") == Region.from_value(image) == Region.from_value(MASK)
+
+
+def test_a_mask_file_is_relative_to_the_current_folder(tmp_path, monkeypatch):
+    Image.fromarray(MASK.astype(bool)).save(tmp_path / "mask.png")
+    monkeypatch.chdir(tmp_path)
+    assert Region.from_value("mask.png") == Region.from_value(Path("mask.png")) == Region.from_value(MASK)
+
+
+def test_a_file_without_a_mask_is_refused(tmp_path):
+    path = tmp_path / "mask.png"
+    path.write_text("1,2,3,4")
+    with pytest.raises(ImageError, match=r"mask\.png' cannot be read as an image: no image in a format"):
+        Region.from_value(path)
+    Image.new("RGB", (3, 3)).save(path)
+    with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
+        Region.from_value(str(path))
+    with pytest.raises(SpecError, match=r"^where is a box"):
+        Region.from_value(tmp_path)  # a folder
+
+
+def test_grey_values_count_from_half_of_the_brightest():
+    mask = np.array([[0, 60, 130, 240]], dtype=np.uint8)
+    assert Region.from_value(mask).mask == ("0011",)
+    assert Region.from_value(Image.fromarray(mask)).mask == ("0011",)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([[1, 0]], [[1, 1, 1, 1, 0, 0, 0, 0]]),
+        ([[0, 1]], [[0, 0, 0, 0, 1, 1, 1, 1]]),
+        ([[0, 1, 0]], [[0, 0, 0, 1, 1, 0, 0, 0]]),
+        ([[1] * 7 + [0] * 9], [[1, 1, 1, 1, 0, 0, 0, 0]]),
+        ([[1] * 6 + [0] * 10], [[1, 1, 1, 0, 0, 0, 0, 0]]),
+    ],
+)
+def test_a_mask_of_any_size_is_stretched_over_the_image(mask, expected):
+    assert covered(np.array(mask), 1, 8) == expected
+
+
+@hypothesis.settings(deadline=None)
+@given(st.tuples(*[st.integers(0, 12)] * 4), st.integers(1, 6), st.integers(1, 6))
+def test_a_mask_of_a_box_covers_the_same_patches_as_the_box(corners, rows, columns):
+    left, right = sorted(corners[:2])
+    top, bottom = sorted(corners[2:])
+    if left == right or top == bottom:
+        return
+    mask = np.zeros((12, 12), bool)
+    mask[top:bottom, left:right] = True
+    assert covered(mask, rows, columns, (12, 12)) == covered((left, top, right, bottom), rows, columns, (12, 12))
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), *[st.integers(1, 6)] * 4)
+def test_shares_of_a_mask_equal_those_of_its_pixels(seed, rows, columns, high, wide):
+    mask = np.random.default_rng(seed).random((high, wide)) < 0.5
+    if not mask.any():
+        return
+    large = mask.repeat(60 // high, 0).repeat(60 // wide, 1)
+    share = large.reshape(rows, 60 // rows, columns, 60 // columns).mean((1, 3))
+    got = Region.from_value(mask)._share(grid(rows, columns), (60, 60)).reshape(rows, columns)
+    np.testing.assert_allclose(got, share, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "10,10,20,20", Path("no-such-mask.png"), 5,
+        [0, 0, 5], [], [[1, 2], [3]], ["a", "b", "c", "d"], np.ones((2, 2, 3)), np.array([["a"]]),
+        np.ones((0, 4)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_that_are_neither_box_nor_mask_are_refused(where):
+    with pytest.raises(SpecError, match=r"^where is a box \(left, top, right, bottom in pixels\), a mask, or the file"):
+        Region.from_value(where)
+
+
+@pytest.mark.parametrize("box", [(5, 5, 5, 9), (9, 0, 5, 9), (0, 0, float("nan"), 5), (0, 0, float("inf"), 5)])
+def test_empty_boxes_are_refused(box):
+    with pytest.raises(SpecError, match=r"^the box \(.*\) is empty; give left, top, right, bottom in pixels\.$"):
+        Region.from_value(box)
+
+
+@pytest.mark.parametrize("mask", [np.zeros((4, 4)), np.full((2, 2), np.nan), Image.new("1", (3, 3)), [[0, 0]]])
+def test_masks_that_mark_nothing_are_refused(mask):
+    with pytest.raises(SpecError, match="the mask marks nothing; make the region white"):
+        Region.from_value(mask)
+
+
+# Where a concept fires
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 9), st.integers(1, 3), st.integers(1, 40))
+def test_the_strongest_mask_has_the_nu_largest_activations(seed, tiles, patches, m, nu):
+    values = torch.randn(tiles, patches, m, generator=torch.Generator().manual_seed(seed))
+    for per in ("tile", "image"):
+        mask = strongest_mask(values, nu, per)
+        groups = [(values[t], mask[t]) for t in range(tiles)]
+        if per == "image":
+            groups = [(values.flatten(0, 1), mask.flatten(0, 1))]
+        for value, chosen in groups:
+            for i in range(m):
+                inside, outside = value[chosen[:, i], i], value[~chosen[:, i], i]
+                assert len(inside) == min(nu, len(value))
+                assert not len(outside) or inside.min() >= outside.max()
+        assert (strongest_mask(values, nu + 1, per) | mask).equal(strongest_mask(values, nu + 1, per))
+    everything = strongest_mask(values, "all", "tile")
+    assert everything.all()
+    assert everything.equal(strongest_mask(values, tiles * patches, "image"))
+
+
+def test_equal_activations_give_no_more_than_nu_patches():
+    for per, count in (("tile", 6), ("image", 3)):
+        assert int(strongest_mask(torch.zeros(2, 5, 1), 3, per).sum()) == count
+
+
+def test_tile_and_image_are_the_same_for_one_tile():
+    values = torch.randn(1, 9, 3, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(strongest_mask(values, 4, "tile"), strongest_mask(values, 4, "image"))
+
+
+def test_smoothing_is_the_weighted_mean_over_neighbours():
+    """With smoothing, and only then, two neighbours that fire fairly well beat one that fires alone."""
+    share = torch.zeros(1, 12)
+    share[0, 0], share[0, 6], share[0, 7] = 1.0, 0.9, 0.9  # 3 rows of 4
+    slow = torch.zeros(3, 4)
+    for y in range(3):
+        for x in range(4):
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    if 0 <= y + dy < 3 and 0 <= x + dx < 4:
+                        weight = 0.5 if dy and dx else 1.0
+                        slow[y, x] += weight * share.reshape(3, 4)[y + dy, x + dx] / 7
+    torch.testing.assert_close(smooth_over_neighbours(share, 3, 4).reshape(3, 4), slow)
+    assert int(share.argmax()) == 0
+    assert int(smooth_over_neighbours(share, 3, 4).argmax()) in (6, 7)
+
+
+def test_fit_makes_the_region_as_large_as_the_object():
+    share = torch.zeros(2, 12)
+    share[0, :5] = torch.tensor(
+        [1.0, 0.8, 0.5, 0.3, 0.1]
+    )  # an object on three patches; the second tile hardly shows it
+    share[1, :2] = torch.tensor([0.4, 0.2])
+
+    def region(**settings):
+        return concept_region(share, merge_settings({"mode": "place", **settings}), (3, 4)).nonzero().tolist()
+
+    assert region(nu=8, fit=0.45) == [[0, 0], [0, 1], [0, 2]]
+    assert region(nu=2, fit=0.45) == [[0, 0], [0, 1]]  # nu limits the patches of a tile
+    assert region(nu="all", fit=0.35) == [[0, 0], [0, 1], [0, 2], [1, 0]]  # of the peak in the image, not in each tile
+    assert region(nu="all", fit=1.0) == [[0, 0]]
+    assert len(region(nu=8, fit=0)) == 16
+    assert len(region(nu=3, per="image", fit=0)) == 3
+
+
+def test_fit_is_ignored_for_a_concept_that_fires_nowhere():
+    share = -torch.arange(1.0, 13).reshape(1, 12)
+    mask = concept_region(share, merge_settings({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
+    assert mask.nonzero()[:, 1].tolist() == [0, 1, 2, 3]
