@@ -135,7 +135,8 @@ def test_every_file_named_in_the_text_exists(path):
 
 @everywhere
 def test_every_link_and_image_leads_somewhere(path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(path)):
+    text = without_blocks(path)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         name, _, anchor = target.partition("#")
