@@ -1,6 +1,6 @@
-"""Looking into and changing a layer of somebody's model, and leaving it as it was.
+"""Record and change what a layer of any torch model computes, and leave the model as it was.
 
-Everything here is a context manager: our hooks live only inside it, whatever ends it, and hooks of others are never
+Everything here is a context manager: our hooks exist only inside it, however it ends, and hooks of others are never
 touched. A hook acts only in the thread that opened it, so that threads can share one model.
 """
 
@@ -21,11 +21,11 @@ from elude_steer.method.layers import is_linear
 
 
 class _StopForward(BaseException):
-    """Ends a forward pass at the recorded layer; a BaseException, so that no `except Exception` inside keeps it."""
+    """Ends a forward pass at the recorded layer; a BaseException, so that no `except Exception` in a model stops it."""
 
 
 class Record:
-    """What a recorded layer was given: `inputs`, one tensor a call."""
+    """The inputs of a recorded layer: `inputs` holds one tensor per call."""
 
     def __init__(self) -> None:
         self.inputs: list[torch.Tensor] = []
@@ -34,83 +34,65 @@ class Record:
     def input(self) -> torch.Tensor:
         """The input of the layer's only call."""
         if len(self.inputs) != 1:
-            raise LayerError(f"the layer ran {len(self.inputs)} times in this forward pass, where once was expected.")
+            raise LayerError(f"the layer ran {len(self.inputs)} times in this forward pass; it must run exactly once.")
         return self.inputs[0]
 
 
 @contextmanager
 def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
-    """Records what `layer` is given; with `stop`, the forward pass ends there and so does the `with` block.
+    """Record the inputs of `layer`; with `stop`, the forward pass ends there and so does the `with` block.
 
     Example:
-        >>> with record(model.fc2) as seen:
+        >>> with record(model.fc2) as recorded:
         ...     model(pixels)
-        >>> seen.input  # (batch, tokens, d_in)
+        >>> recorded.input  # (batch, tokens, d_in)
     """
-    seen, owner = Record(), threading.get_ident()
+    recorded, owner = Record(), threading.get_ident()
 
-    # Another thread may call it while it is half registered, and then without kwargs.
+    # Another thread may call the hook while it is half registered, and then without kwargs.
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if threading.get_ident() != owner:
             return
-        seen.inputs.append(_first(args, kwargs or {}).detach())
+        value = args[0] if args else next(iter((kwargs or {}).values()))
+        recorded.inputs.append(value.detach())
         if stop:
-            raise _StopForward(seen)
+            raise _StopForward(recorded)
 
     with _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)):
         try:
-            yield seen
+            yield recorded
         except _StopForward as end:
-            if end.args[0] is not seen:  # of a record around this one
+            if end.args[0] is not recorded:  # raised for an enclosing record
                 raise
 
 
 @contextmanager
 def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Records what `module` gives, of a tuple the first; the forward pass ends there, and so does the `with` block."""
-    seen: list[torch.Tensor] = []
+    """Record the output of `module`, the first element of a tuple; the forward pass and the `with` block end there."""
+    outputs: list[torch.Tensor] = []
     owner = threading.get_ident()
 
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == owner:
-            seen.append((output[0] if isinstance(output, tuple) else output).detach())
-            raise _StopForward(seen)
+            outputs.append((output[0] if isinstance(output, tuple) else output).detach())
+            raise _StopForward(outputs)
 
     with _registered(lambda: module.register_forward_hook(hook)):
         try:
-            yield seen
+            yield outputs
         except _StopForward as end:
-            if end.args[0] is not seen:  # of a record around this one
+            if end.args[0] is not outputs:  # raised for an enclosing record
                 raise
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    return args[0] if args else next(iter(kwargs.values()))
-
-
 @contextmanager
-def rewrite(layer: nn.Module, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Lets `change(input, output)` return what `layer` gives instead of its output; None leaves it as it is."""
-    owner = threading.get_ident()
-
-    def hook(_module: nn.Module, args: tuple[Any, ...], *rest: Any) -> torch.Tensor | None:
-        if threading.get_ident() != owner:  # half registered, another thread calls it without kwargs
-            return None
-        kwargs, output = rest
-        return change(_first(args, kwargs), output)
-
-    with _registered(lambda: layer.register_forward_hook(hook, with_kwargs=True)):
-        yield
-
-
-@contextmanager
-def watch_inputs(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Shows `see` the keyword arguments of every call of a module in this thread."""
+def watch_inputs(module: nn.Module, on_call: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Call `on_call(kwargs)` with the keyword arguments of every call of `module` in this thread."""
     owner = threading.get_ident()
 
     def hook(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if threading.get_ident() == owner:
-            see(kwargs or {})
+            on_call(kwargs or {})
 
     with _registered(lambda: module.register_forward_pre_hook(hook, with_kwargs=True)):
         yield
@@ -118,46 +100,49 @@ def watch_inputs(module: nn.Module, see: Callable[[dict[str, Any]], None]) -> It
 
 @contextmanager
 def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
-    """Lets `compute(original, *args, **kwargs)` stand for a module's forward, or for another of its methods.
+    """Call `compute(original, *args, **kwargs)` instead of the module's forward, or instead of another method.
 
-    Unlike `rewrite` it decides whether the module computes at all. Only in this thread, and undone at the end; what
-    others have put in the place of the method (accelerate does) stays below it.
+    Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only in this
+    thread and is undone at the end. A method that others have replaced before (accelerate does) becomes `original`
+    and comes back.
     """
     owner = threading.get_ident()
-    with _STANDING:
-        stand_in = vars(module).get(method)
-        if not isinstance(stand_in, _StandIn):
-            stand_in = _StandIn(getattr(module, method), stand_in)
-            setattr(module, method, stand_in)
-        stand_in.of_thread.setdefault(owner, []).append(compute)
+    with _REPLACING:
+        current = vars(module).get(method)
+        if isinstance(current, _Replacement):
+            replacement = current
+        else:
+            replacement = _Replacement(getattr(module, method), current)
+            setattr(module, method, replacement)
+        replacement.by_thread.setdefault(owner, []).append(compute)
     try:
         yield
     finally:
-        with _STANDING:
-            stand_in.of_thread[owner].remove(compute)
-            if not stand_in.of_thread[owner]:
-                del stand_in.of_thread[owner]
-            # What others have put on top of ours in the meantime is theirs to take away.
-            on_top = vars(module).get(method) is stand_in
-            if on_top and not stand_in.of_thread and stand_in.before is None:
+        with _REPLACING:
+            replacement.by_thread[owner].remove(compute)
+            if not replacement.by_thread[owner]:
+                del replacement.by_thread[owner]
+            # If others have replaced our replacement in the meantime, theirs stays until they remove it.
+            in_place = vars(module).get(method) is replacement
+            if in_place and not replacement.by_thread and replacement.previous is None:
                 delattr(module, method)
-            elif on_top and not stand_in.of_thread:
-                setattr(module, method, stand_in.before)
+            elif in_place and not replacement.by_thread:
+                setattr(module, method, replacement.previous)
 
 
-_STANDING = threading.Lock()
+_REPLACING = threading.Lock()
 
 
-class _StandIn:
-    """In the place of a module's method as long as any thread wants something else there."""
+class _Replacement:
+    """Takes the place of a module's method as long as any thread replaces it."""
 
-    def __init__(self, original: Callable[..., Any], before: Any) -> None:
-        self.original, self.before = original, before
-        self.of_thread: dict[int, list[Callable[..., Any]]] = {}
+    def __init__(self, original: Callable[..., Any], previous: Any) -> None:
+        self.original, self.previous = original, previous
+        self.by_thread: dict[int, list[Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        wanted = self.of_thread.get(threading.get_ident())
-        return wanted[-1](self.original, *args, **kwargs) if wanted else self.original(*args, **kwargs)
+        computes = self.by_thread.get(threading.get_ident())
+        return computes[-1](self.original, *args, **kwargs) if computes else self.original(*args, **kwargs)
 
 
 @contextmanager
@@ -173,7 +158,7 @@ def _registered(register: Callable[[], RemovableHandle]) -> Iterator[None]:
 
 @contextmanager
 def swap_module(model: nn.Module, name: str, new: nn.Module) -> Iterator[nn.Module]:
-    """Puts `new` in the place of the module called `name`, and the old one back at the end."""
+    """Put `new` in the place of the module called `name`, and put the old module back at the end."""
     parent_name, _, child = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     old = getattr(parent, child)
@@ -185,7 +170,7 @@ def swap_module(model: nn.Module, name: str, new: nn.Module) -> Iterator[nn.Modu
 
 
 def block_of(model: nn.Module, layer_name: str) -> nn.Module:
-    """The block that a layer is in: the innermost member of a numbered list around it, or the layer itself."""
+    """Return the block that contains a layer: the innermost member of a module list around it, or the layer itself."""
     parts = layer_name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         if parts[end - 1].isdigit():
@@ -194,19 +179,19 @@ def block_of(model: nn.Module, layer_name: str) -> nn.Module:
 
 
 def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str, nn.Module]:
-    """The one linear layer of `model` whose dotted name ends with `suffix`.
+    """Find the one linear layer of `model` whose dotted name ends with `suffix`.
 
     Args:
         model: any torch model.
-        suffix: the end of the layer's name, e.g. `layers.25.mlp.fc2`; whole dotted parts only.
-        within: only below this module, e.g. `model.vision_tower`.
+        suffix: the end of the layer's name in complete dotted parts, e.g. `layers.25.mlp.fc2`.
+        within: search only below this module, e.g. `model.vision_tower`.
 
     Returns:
         The full dotted name and the module: an `nn.Linear`, or an `nn.Conv2d` with a 1x1 kernel.
     """
     if not isinstance(model, nn.Module) or not isinstance(suffix, str) or not suffix:
         raise LayerError(
-            f"a torch model and the end of a layer's name are wanted, not a {type(model).__name__} and {suffix!r}."
+            f"give a torch model and the end of a layer's name, not a {type(model).__name__} and {suffix!r}."
         )
     inside = {n: m for n, m in model.named_modules() if n and (not within or n.startswith(within + "."))}
     found = [name for name in inside if name == suffix or name.endswith("." + suffix)]
@@ -214,7 +199,7 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
         raise LayerError(_no_such_layer(model, suffix, within, inside))
     if len(found) > 1:
         raise LayerError(
-            f"layer '{suffix}' names {len(found)} layers of {type(model).__name__}: {_some(found)}. "
+            f"layer '{suffix}' matches {len(found)} layers of {type(model).__name__}: {_some(found)}. "
             "Give more of the name."
         )
     layer = inside[found[0]]
@@ -222,7 +207,7 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
         linear = [name for name, module in inside.items() if is_linear(module) and name.startswith(found[0] + ".")]
         raise LayerError(
             f"layer '{found[0]}' is a {type(layer).__name__}, and only nn.Linear and 1x1 nn.Conv2d can be split"
-            + (f"; inside it: {_some(linear)}." if linear else f"; for example {_some(_linear_like(inside))}.")
+            + (f"; inside it: {_some(linear)}." if linear else f"; for example {_some(_linear_names(inside))}.")
         )
     return found[0], layer
 
@@ -230,26 +215,26 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
 def _no_such_layer(model: nn.Module, suffix: str, within: str, inside: dict[str, nn.Module]) -> str:
     place = "its vision tower" if within else "it"
     line = f"layer '{suffix}' is not in {type(model).__name__}"
-    # The same name with any number in it: most often the index is past the end.
+    # The most common mistake is an index past the end, so match the name with any number in it.
     pattern = re.compile(r"(?:^|\.)" + re.sub(r"\\?\b\d+\b", r"(\\d+)", re.escape(suffix)) + "$")
     matches = [match for name in inside if (match := pattern.search(name))]
     if matches and pattern.groups == 1:
         indices = sorted({int(match.group(1)) for match in matches})
         line += f": {place} has layers {indices[0]} to {indices[-1]}."
-        asked = re.search(r"\b\d+\b", suffix)
-        if asked and int(asked.group()) == indices[-1] + 1:
+        requested = re.search(r"\b\d+\b", suffix)
+        if requested and int(requested.group()) == indices[-1] + 1:
             line += f' The paper\'s "layer {indices[-1] + 1}" is index {indices[-1]}.'
         return line
-    known = _linear_like(inside)
-    ends = [".".join(name.split(".")[-len(suffix.split(".")) :]) for name in known]
-    return f"{line}.{did_you_mean(suffix, ends)} The last that can be split: {_some(known)}."
+    linear = _linear_names(inside)
+    ends = [".".join(name.split(".")[-len(suffix.split(".")) :]) for name in linear]
+    return f"{line}.{did_you_mean(suffix, ends)} The last layers that can be split: {_some(linear)}."
 
 
-def _linear_like(inside: dict[str, nn.Module]) -> list[str]:
-    """The linear layers, last first: people usually want one near the end."""
+def _linear_names(inside: dict[str, nn.Module]) -> list[str]:
+    """The names of the linear layers, last first, because people usually want one near the end."""
     return [name for name, module in inside.items() if is_linear(module)][::-1]
 
 
-def _some(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(f"'{name}'" for name in names[:most]) or "none") + more
+def _some(names: list[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(f"'{name}'" for name in names[:limit]) or "none") + more

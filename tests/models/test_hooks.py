@@ -7,12 +7,12 @@ from torch import nn
 
 from elude_steer.errors import LayerError
 from elude_steer.method.layers import is_linear
-from elude_steer.models.hooks import find_layer, record, replace_forward, rewrite, swap_module, watch_inputs
+from elude_steer.models.hooks import find_layer, record, replace_forward, swap_module, watch_inputs
 from tests.conftest import state_of
 
 
 class Block(nn.Module):
-    """Two linear layers with a step between them and one after, which a test may let fail."""
+    """Two linear layers around an activation, and an identity at the end; tests replace parts by modules that fail."""
 
     def __init__(self, width=4):
         super().__init__()
@@ -45,48 +45,50 @@ def x():
     return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
 
 
-def test_record_keeps_what_the_layer_is_given_and_stops_there(model, x):
+def test_record_keeps_the_input_and_stops_at_the_layer(model, x):
     reached = []
     handle = model.last.register_forward_hook(lambda *_: reached.append("after the layer"))
-    with record(model.fc2) as seen:
+    with record(model.fc2) as recorded:
         model(x)
         reached.append("after the call")
     handle.remove()
-    assert torch.equal(seen.input, model.act(model.fc1(x)))
+    assert torch.equal(recorded.input, model.act(model.fc1(x)))
     assert reached == []
 
 
 def test_record_without_stop_lets_the_model_finish(model, x):
     expected = model(x)
-    with record(model.fc2, stop=False) as seen:
+    with record(model.fc2, stop=False) as recorded:
         assert torch.equal(model(x), expected)
         model(2 * x)
-    assert len(seen.inputs) == 2
-    assert torch.equal(seen.inputs[1], model.act(model.fc1(2 * x)))
+    assert len(recorded.inputs) == 2
+    assert torch.equal(recorded.inputs[1], model.act(model.fc1(2 * x)))
 
 
-def test_record_works_where_the_layer_is_called_by_keyword(model, x):
-    with record(model.fc1) as seen:
+def test_record_works_with_keyword_arguments(model, x):
+    with record(model.fc1) as recorded:
         model.fc1(input=x)
-    assert torch.equal(seen.input, x)
+    assert torch.equal(recorded.input, x)
 
 
-def test_what_is_recorded_carries_no_graph(model, x):
-    with record(model.fc2) as seen:
+def test_recorded_inputs_are_detached(model, x):
+    with record(model.fc2) as recorded:
         model(x)
-    assert not seen.input.requires_grad
+    assert not recorded.input.requires_grad
 
 
 @pytest.mark.parametrize("calls", [0, 2])
-def test_one_input_is_asked_for_and_there_is_none_or_several(model, x, calls):
-    with record(model.fc2, stop=False) as seen:
+def test_input_raises_unless_the_layer_ran_exactly_once(model, x, calls):
+    with record(model.fc2, stop=False) as recorded:
         for _ in range(calls):
             model(x)
-    with pytest.raises(LayerError, match=rf"the layer ran {calls} times in this forward pass, where once was expected"):
-        _ = seen.input
+    with pytest.raises(
+        LayerError, match=rf"the layer ran {calls} times in this forward pass; it must run exactly once"
+    ):
+        _ = recorded.input
 
 
-def test_the_stop_is_not_caught_by_a_model_that_catches_exceptions(x, no_hooks_left):
+def test_a_model_that_catches_exceptions_does_not_catch_the_stop(x, no_hooks_left):
     class Careful(Block):
         def forward(self, x):
             try:
@@ -95,50 +97,13 @@ def test_the_stop_is_not_caught_by_a_model_that_catches_exceptions(x, no_hooks_l
                 return x
 
     model = no_hooks_left(Careful())
-    with record(model.fc2) as seen:
+    with record(model.fc2) as recorded:
         model(x)
         pytest.fail("the forward pass went on")
-    assert len(seen.inputs) == 1
+    assert len(recorded.inputs) == 1
 
 
-def test_rewrite_gives_the_changed_output_only_inside(model, x):
-    original = model(x)
-    inside = model.act(model.fc1(x))
-
-    def change(given, output):
-        assert torch.equal(given, inside)
-        return output * 2
-
-    with rewrite(model.fc2, change):
-        first = model(x)
-    off = model(x)
-    with rewrite(model.fc2, change):
-        again = model(x)
-    assert torch.allclose(first, x + 2 * (original - x), atol=1e-6)
-    assert not torch.allclose(first, original)
-    assert torch.equal(off, original)
-    assert torch.equal(again, first)
-
-
-def test_rewrite_with_none_leaves_the_output(model, x):
-    original = model(x)
-    with rewrite(model.fc2, lambda given, output: None):
-        assert torch.equal(model(x), original)
-
-
-def test_two_rewrites_follow_each_other(model, x):
-    original = model(x)
-    with rewrite(model.fc2, lambda _, output: output + 1), rewrite(model.fc2, lambda _, output: output * 3):
-        assert torch.allclose(model(x), x + 3 * (original - x + 1), atol=1e-5)
-    assert torch.equal(model(x), original)
-
-
-def test_rewrite_works_where_the_layer_is_called_by_keyword(model, x):
-    with rewrite(model.fc1, lambda given, output: output + given.sum()):
-        assert torch.equal(model.fc1(input=x), model.fc1(x))
-
-
-def test_swap_module_puts_the_old_one_back_in_its_place(no_hooks_left, x):
+def test_swap_module_puts_the_old_module_back(no_hooks_left, x):
     inner = no_hooks_left(nn.Sequential(Block(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
     old, new = inner[1][0], nn.Identity()
     order = [name for name, _ in inner.named_modules()]
@@ -158,53 +123,44 @@ def test_swap_module_of_a_direct_child(model, x):
     assert isinstance(model.fc2, nn.Linear)
 
 
-OURS = {
+MANAGERS = {
     "record": lambda model: record(model.fc2, stop=False),
     "record and stop": lambda model: record(model.fc2),
-    "rewrite": lambda model: rewrite(model.fc2, lambda _, output: output + 1),
     "swap_module": lambda model: swap_module(model, "fc2", nn.Linear(6, 4)),
-    "watch_inputs": lambda model: watch_inputs(model.fc2, lambda given: None),
-    "replaced": lambda model: replace_forward(model.fc2, lambda original, x: original(x) + 1),
+    "watch_inputs": lambda model: watch_inputs(model.fc2, lambda kwargs: None),
+    "replace_forward": lambda model: replace_forward(model.fc2, lambda original, x: original(x) + 1),
 }
-ours = pytest.mark.parametrize("opened", OURS)
+each_manager = pytest.mark.parametrize("name", MANAGERS)
 
 
-@ours
-def test_nothing_of_ours_is_left_after_success(model, x, opened):
+@each_manager
+def test_hooks_are_removed_after_success(model, x, name):
     before, expected = state_of(model), model(x)
-    with OURS[opened](model):
+    with MANAGERS[name](model):
         assert state_of(model) != before
         model(x)
     assert state_of(model) == before
     assert torch.equal(model(x), expected)
 
 
-@ours
+@each_manager
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize("place", ["act", "last"])
-def test_nothing_of_ours_is_left_after_the_model_fails(x, opened, error, place):
-    if opened == "record and stop" and place == "last":
-        place = "act"  # it never comes so far
+def test_hooks_are_removed_after_the_model_fails(x, name, error, place):
+    if name == "record and stop" and place == "last":
+        place = "act"  # the forward pass stops before
     torch.manual_seed(0)
     model = Block()
     setattr(model, place, Fails(error))
     before = state_of(model)
-    with pytest.raises(type(error)) as raised, OURS[opened](model):
+    with pytest.raises(type(error)) as raised, MANAGERS[name](model):
         model(x)
     assert raised.value is error
     assert state_of(model) == before
 
 
-def test_nothing_of_ours_is_left_after_the_change_itself_fails(model, x):
-    def change(given, output):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), rewrite(model.fc2, change):
-        model(x)
-
-
-@ours
-def test_hooks_of_others_stay_and_still_fire(model, x, opened):
+@each_manager
+def test_hooks_of_others_stay_and_still_run(model, x, name):
     fired = []
     handles = [
         model.fc2.register_forward_pre_hook(lambda *_: fired.append("before")),
@@ -212,7 +168,7 @@ def test_hooks_of_others_stay_and_still_fire(model, x, opened):
         model.act.register_forward_hook(lambda *_: fired.append("elsewhere")),
     ]
     before = state_of(model)
-    with OURS[opened](model):
+    with MANAGERS[name](model):
         handles.append(model.last.register_forward_hook(lambda *_: fired.append("registered inside")))
         model(x)
     fired.clear()
@@ -223,18 +179,18 @@ def test_hooks_of_others_stay_and_still_fire(model, x, opened):
         handle.remove()
 
 
-def test_a_hook_of_others_on_the_layer_fires_while_we_record(model, x):
+def test_hooks_of_others_run_during_record(model, x):
     fired = []
     handle = model.fc2.register_forward_pre_hook(lambda _, args: fired.append(args[0]))
-    with record(model.fc2) as seen:
+    with record(model.fc2) as recorded:
         model(x)
     handle.remove()
     assert len(fired) == 1
-    assert torch.equal(fired[0], seen.input)
+    assert torch.equal(fired[0], recorded.input)
 
 
 def in_another_thread(function):
-    """What `function` gives when a thread of its own runs it; what it raises is raised here."""
+    """Run `function` in a new thread and return its result; an exception is raised again here."""
     got = []
 
     def run():
@@ -252,31 +208,24 @@ def in_another_thread(function):
     return value
 
 
-def test_another_threads_forward_pass_is_neither_stopped_nor_recorded(model, x):
+def test_record_ignores_other_threads(model, x):
     expected = model(x)
-    with record(model.fc2) as seen:
+    with record(model.fc2) as recorded:
         assert torch.equal(in_another_thread(lambda: model(x)), expected)
-        assert seen.inputs == []
+        assert recorded.inputs == []
         model(2 * x)
         pytest.fail("the forward pass of this thread went on")
-    assert torch.equal(seen.input, model.act(model.fc1(2 * x)))
+    assert torch.equal(recorded.input, model.act(model.fc1(2 * x)))
 
 
-def test_another_threads_output_is_not_rewritten(model, x):
-    expected = model(x)
-    with rewrite(model.fc2, lambda _, output: output + 1):
-        assert torch.equal(in_another_thread(lambda: model(x)), expected)
-        assert not torch.equal(model(x), expected)
-
-
-def test_two_threads_record_the_same_layer_at_once(model, x):
+def test_two_threads_record_the_same_layer_at_the_same_time(model, x):
     both_open = threading.Barrier(2, timeout=60)
 
     def run(factor):
-        with record(model.fc2) as seen:
+        with record(model.fc2) as recorded:
             both_open.wait()
             model(factor * x)
-        return seen.input
+        return recorded.input
 
     results = {}
     threads = [threading.Thread(target=lambda f=f: results.update({f: run(f)})) for f in (1, 3)]
@@ -288,7 +237,7 @@ def test_two_threads_record_the_same_layer_at_once(model, x):
         assert torch.equal(results[factor], model.act(model.fc1(factor * x)))
 
 
-# Seeing calls and standing for methods
+# Watching inputs and replacing methods
 
 
 class Talker(nn.Module):
@@ -311,41 +260,41 @@ def talker(no_hooks_left):
     return no_hooks_left(Talker().eval())
 
 
-def test_watched_sees_the_keywords_of_every_call_and_changes_nothing(talker, x):
-    seen = []
+def test_watch_inputs_reports_keyword_arguments_and_changes_nothing(talker, x):
+    calls = []
     expected = talker(x, scale=2.0)
-    with watch_inputs(talker, seen.append):
+    with watch_inputs(talker, calls.append):
         assert torch.equal(talker(x, scale=2.0), expected)
         assert torch.equal(talker(x=x, scale=2.0), expected)
     talker(x, scale=5.0)
-    assert [sorted(given) for given in seen] == [["scale"], ["scale", "x"]]
-    assert seen[1]["x"] is x
+    assert [sorted(kwargs) for kwargs in calls] == [["scale"], ["scale", "x"]]
+    assert calls[1]["x"] is x
 
 
-def test_watched_sees_only_its_own_thread(talker, x):
-    seen = []
-    with watch_inputs(talker, seen.append):
+def test_watch_inputs_ignores_other_threads(talker, x):
+    calls = []
+    with watch_inputs(talker, calls.append):
         in_another_thread(lambda: talker(x=x))
-        assert seen == []
+        assert calls == []
         talker(x=x)
-    assert len(seen) == 1
+    assert len(calls) == 1
 
 
-def test_what_watches_may_fail(talker, x):
-    def see(given):
+def test_watch_inputs_is_undone_when_the_callback_raises(talker, x):
+    def fail(kwargs):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), watch_inputs(talker, see):
+    with pytest.raises(ZeroDivisionError), watch_inputs(talker, fail):
         talker(x=x)
 
 
-def test_replaced_stands_for_forward_and_reaches_the_original(model, x):
+def test_replace_forward_changes_the_output_only_inside(model, x):
     original = model(x)
     inside = model.act(model.fc1(x))
 
-    def compute(given, tokens):
+    def compute(original, tokens):
         assert torch.equal(tokens, inside)
-        return given(tokens) * 2
+        return original(tokens) * 2
 
     with replace_forward(model.fc2, compute):
         first = model(x)
@@ -358,7 +307,7 @@ def test_replaced_stands_for_forward_and_reaches_the_original(model, x):
     assert torch.equal(again, first)
 
 
-def test_replaced_decides_whether_a_module_computes_at_all(x):
+def test_replace_forward_can_skip_the_computation(x):
     model = Block()
     model.act = Fails(RuntimeError("computed"))
     with replace_forward(model.act, lambda original, tokens: tokens):
@@ -367,7 +316,7 @@ def test_replaced_decides_whether_a_module_computes_at_all(x):
         model(x)
 
 
-def test_replaced_passes_on_keywords_and_other_methods(talker, x):
+def test_replace_forward_passes_keywords_and_replaces_other_methods(talker, x):
     with replace_forward(talker, lambda original, *args, **kwargs: (args, kwargs)):
         assert talker(x, scale=3.0) == ((x,), {"scale": 3.0})
         assert talker.generate(2) == ["a", "a"]
@@ -377,18 +326,18 @@ def test_replaced_passes_on_keywords_and_other_methods(talker, x):
     assert talker.generate(2) == ["a", "a"]
 
 
-def test_of_several_replacements_the_innermost_counts_alone(model, x):
+def test_only_the_innermost_replacement_is_active(model, x):
     original = model.fc2(torch.ones(6))
-    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
-        with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 10):
+    with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 1):
+        with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 10):
             assert torch.equal(model.fc2(torch.ones(6)), original + 10)
         assert torch.equal(model.fc2(torch.ones(6)), original + 1)
     assert torch.equal(model.fc2(torch.ones(6)), original)
 
 
-def test_the_same_replacement_twice(model):
-    def compute(given, tokens):
-        return given(tokens) + 1
+def test_the_same_replacement_can_be_nested(model):
+    def compute(original, tokens):
+        return original(tokens) + 1
 
     original = model.fc2(torch.ones(6))
     with replace_forward(model.fc2, compute):
@@ -399,10 +348,10 @@ def test_the_same_replacement_twice(model):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_a_replacement_that_fails_is_undone(model, x, error):
+def test_a_replacement_that_raises_is_undone(model, x, error):
     expected = model(x)
 
-    def compute(given, tokens):
+    def compute(original, tokens):
         raise error
 
     with pytest.raises(type(error)), replace_forward(model.fc2, compute):
@@ -410,12 +359,12 @@ def test_a_replacement_that_fails_is_undone(model, x, error):
     assert torch.equal(model(x), expected)
 
 
-def test_a_method_that_is_not_there(model):
+def test_a_missing_method_cannot_be_replaced(model):
     with pytest.raises(AttributeError, match="speak"), replace_forward(model.fc2, print, "speak"):
         pytest.fail("it opened")
 
 
-def test_what_others_put_in_the_place_of_forward_stays_below_and_comes_back(model, x):
+def test_a_forward_replaced_by_others_before_is_wrapped_and_restored(model, x):
     bare = model.fc2(torch.ones(6))
     own = model.fc2.forward
 
@@ -424,15 +373,15 @@ def test_what_others_put_in_the_place_of_forward_stays_below_and_comes_back(mode
 
     model.fc2.forward = theirs
     for _ in range(2):
-        with replace_forward(model.fc2, lambda given, tokens: given(tokens) * 2):
+        with replace_forward(model.fc2, lambda original, tokens: original(tokens) * 2):
             assert torch.equal(model.fc2(torch.ones(6)), (bare + 100) * 2)
         assert vars(model.fc2)["forward"] is theirs
     del model.fc2.forward
 
 
-def test_what_others_put_there_meanwhile_is_left_alone(model):
+def test_a_forward_replaced_by_others_meanwhile_is_left_alone(model):
     bare = model.fc2(torch.ones(6))
-    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
+    with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 1):
         ours = model.fc2.forward
 
         def theirs(tokens):
@@ -445,15 +394,15 @@ def test_what_others_put_there_meanwhile_is_left_alone(model):
     del model.fc2.forward
 
 
-def test_another_thread_computes_as_before(model, x):
+def test_replace_forward_ignores_other_threads(model, x):
     expected = model(x)
-    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
+    with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 1):
         assert torch.equal(in_another_thread(lambda: model(x)), expected)
         assert not torch.equal(model(x), expected)
 
 
-def test_many_threads_replace_the_same_forward_at_once(model):
-    """They open and close in all orders, and each sees its own and nobody else's."""
+def test_many_threads_replace_the_same_forward_at_the_same_time(model):
+    """Threads enter and leave in any order, and each sees only its own replacement."""
     bare = model.fc2(torch.ones(6))
     together = threading.Barrier(8, timeout=60)
 
@@ -462,7 +411,7 @@ def test_many_threads_replace_the_same_forward_at_once(model):
         right = True
         for i in range(50):
             by = float(100 * number + i)
-            with replace_forward(model.fc2, lambda given, tokens, by=by: given(tokens) + by):
+            with replace_forward(model.fc2, lambda original, tokens, by=by: original(tokens) + by):
                 right &= torch.equal(model.fc2(torch.ones(6)), bare + by)
             right &= torch.equal(model.fc2(torch.ones(6)), bare)
         return right
@@ -472,17 +421,17 @@ def test_many_threads_replace_the_same_forward_at_once(model):
     assert "forward" not in vars(model.fc2)
 
 
-def test_the_last_thread_to_leave_puts_the_method_back(model):
+def test_the_last_thread_to_leave_restores_the_method(model):
     opened, leave = threading.Event(), threading.Event()
 
     def other():
-        with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 1):
+        with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 1):
             opened.set()
             leave.wait(timeout=60)
 
     bare = model.fc2(torch.ones(6))
     thread = threading.Thread(target=other)
-    with replace_forward(model.fc2, lambda given, tokens: given(tokens) + 2):
+    with replace_forward(model.fc2, lambda original, tokens: original(tokens) + 2):
         thread.start()
         opened.wait(timeout=60)
     assert "forward" in vars(model.fc2)  # the other is still inside
@@ -509,7 +458,7 @@ def tower():
     return model
 
 
-def test_a_layer_is_found_by_the_end_of_its_name(tower):
+def test_find_layer_matches_the_end_of_the_name(tower):
     name, layer = find_layer(tower, "layers.11.mlp.fc2")
     assert name == "vision.layers.11.mlp.fc2"
     assert layer is tower.vision.layers[11]["mlp"].fc2
@@ -517,17 +466,17 @@ def test_a_layer_is_found_by_the_end_of_its_name(tower):
     assert find_layer(tower, "point")[0] == "vision.point"
 
 
-def test_within_leaves_out_the_other_half(tower):
+def test_within_limits_the_search(tower):
     assert find_layer(tower, "layers.1.mlp.fc2", within="text")[0] == "text.layers.1.mlp.fc2"
 
 
-def test_a_suffix_counts_in_whole_parts(tower):
+def test_a_suffix_matches_complete_parts_only(tower):
     assert find_layer(tower, "layers.1.mlp.fc2", within="vision")[0] == "vision.layers.1.mlp.fc2"  # not 11
     with pytest.raises(LayerError, match=r"layer 'ayers\.1\.mlp\.fc2' is not in Module\. Did you mean"):
         find_layer(tower, "ayers.1.mlp.fc2", within="vision")
 
 
-def test_the_papers_count_is_explained(tower):
+def test_the_error_explains_how_the_paper_counts_layers(tower):
     text = (
         r"^layer 'layers\.12\.mlp\.fc2' is not in Module: its vision tower has layers 0 to 11\. "
         r'The paper\'s "layer 12" is index 11\.$'
@@ -536,12 +485,12 @@ def test_the_papers_count_is_explained(tower):
         find_layer(tower, "layers.12.mlp.fc2", within="vision")
 
 
-def test_an_index_far_past_the_end(tower):
+def test_the_error_names_the_range_of_layers(tower):
     with pytest.raises(LayerError, match=r"^layer 'layers\.40\.mlp\.fc2' is not in Module: it has layers 0 to 11\.$"):
         find_layer(tower, "layers.40.mlp.fc2")
 
 
-def test_the_papers_layer_26_on_a_tower_like_llavas():
+def test_layer_26_of_the_paper_is_index_25():
     model = nn.Module()
     model.vision_tower = nn.Module()
     model.vision_tower.layers = nn.ModuleList(nn.ModuleDict({"mlp": Block()}) for _ in range(26))
@@ -550,31 +499,33 @@ def test_the_papers_layer_26_on_a_tower_like_llavas():
         find_layer(model, "layers.26.mlp.fc2", within="vision_tower")
 
 
-def test_an_ambiguous_name_lists_what_it_could_be(tower):
+def test_an_ambiguous_name_lists_the_matches(tower):
     text = (
-        r"^layer 'layers\.1\.mlp\.fc2' names 2 layers of Module: 'vision\.layers\.1\.mlp\.fc2', "
+        r"^layer 'layers\.1\.mlp\.fc2' matches 2 layers of Module: 'vision\.layers\.1\.mlp\.fc2', "
         r"'text\.layers\.1\.mlp\.fc2'\. Give more of the name\.$"
     )
     with pytest.raises(LayerError, match=text):
         find_layer(tower, "layers.1.mlp.fc2")
-    with pytest.raises(LayerError, match=r"names 15 layers of Module: .* and 9 more\. Give more"):
+    with pytest.raises(LayerError, match=r"matches 15 layers of Module: .* and 9 more\. Give more"):
         find_layer(tower, "fc2")
 
 
-def test_a_misspelt_name_gets_the_closest(tower):
-    text = r"layer 'layers\.3\.mpl\.fc2' is not in Module\. Did you mean 'layers\.3\.mlp\.fc2'\? The last that can be"
+def test_a_misspelt_name_gets_a_suggestion(tower):
+    text = r"layer 'layers\.3\.mpl\.fc2' is not in Module\. Did you mean 'layers\.3\.mlp\.fc2'\? The last layers"
     with pytest.raises(LayerError, match=text):
         find_layer(tower, "layers.3.mpl.fc2")
 
 
-def test_a_name_like_none_gets_what_there_is(tower):
-    with pytest.raises(LayerError, match=r"'nonsense' is not in Module\. The last that can be split: 'text\.layers\.2"):
+def test_an_unknown_name_gets_a_list_of_layers(tower):
+    with pytest.raises(
+        LayerError, match=r"'nonsense' is not in Module\. The last layers that can be split: 'text\.layers\.2"
+    ):
         find_layer(tower, "nonsense")
-    with pytest.raises(LayerError, match=r"'nonsense' is not in GELU\. The last that can be split: none\."):
+    with pytest.raises(LayerError, match=r"'nonsense' is not in GELU\. The last layers that can be split: none\."):
         find_layer(nn.GELU(), "nonsense")
 
 
-def test_a_module_that_is_not_linear_gets_the_linear_ones_inside(tower):
+def test_a_module_that_is_not_linear_gets_a_list_of_its_linear_layers(tower):
     text = (
         r"^layer 'vision\.layers\.11\.mlp' is a Block, and only nn\.Linear and 1x1 nn\.Conv2d can be split; "
         r"inside it: 'vision\.layers\.11\.mlp\.fc1', 'vision\.layers\.11\.mlp\.fc2'\.$"
@@ -585,21 +536,21 @@ def test_a_module_that_is_not_linear_gets_the_linear_ones_inside(tower):
         find_layer(tower, "text.layers.2.mlp.act")
 
 
-def test_what_is_inside_layer_1_is_not_inside_layer_10(tower):
+def test_layer_10_is_not_listed_inside_layer_1(tower):
     with pytest.raises(LayerError, match="inside it") as raised:
         find_layer(tower, "vision.layers.1")
     assert "layers.10" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["stem", "grouped"])
-def test_other_convolutions_are_refused(tower, name):
+def test_other_convolutions_are_rejected(tower, name):
     with pytest.raises(
         LayerError, match=rf"layer 'vision\.{name}' is a Conv2d, and only nn\.Linear and 1x1 nn\.Conv2d"
     ):
         find_layer(tower, name)
 
 
-def test_what_the_method_applies_to():
+def test_is_linear():
     assert is_linear(nn.Linear(2, 2))
     assert is_linear(nn.Conv2d(2, 2, 1, stride=2))
     others = [nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, (1, 2)), nn.Conv2d(2, 2, 1, groups=2), nn.Conv1d(2, 2, 1), nn.GELU()]

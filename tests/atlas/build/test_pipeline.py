@@ -329,7 +329,7 @@ def test_an_atlas_refuses_another_model(spec, image_folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"layer": 3}, "the end of a layer's name are wanted, not a Block and 3"),
+        ({"layer": 3}, "the end of a layer's name, not a Block and 3"),
         ({"clusters": {"top_k": 5}}, "clusters: must be a ClustersSpec, not a dict"),
         ({"clusters": ClustersSpec(top_k=-5)}, "clusters.top_k: must be a whole number of at least 2, not -5"),
         ({"tokens": TokensSpec(dtype="int8")}, "tokens.dtype: must be float16 or float32, not 'int8'"),
