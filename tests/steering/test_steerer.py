@@ -130,9 +130,7 @@ def literal(steerer, q, plan, image):
     for concept in sets:
         taken |= region(concept)
     regions = [taken.clone(), *map(region, filling)]
-    for concept, own in zip(
-        filling, regions[1:], strict=True
-    ):  # each patch once, from patches outside
+    for concept, own in zip(filling, regions[1:], strict=True):  # each patch once, from patches outside
         settings, inside = concept.settings, own & ~taken
         edited = {e.sub_unit for e in plan.edits}
         free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
