@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.helpers.visitor import PHONE, WIDE, Visitor, chromium, served
+from tests.helpers.visitor import PHONE, WIDE, Visitor, chromium, serve_demo
 
 
 def walk(visitor: Visitor, name: str, folder: Path) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     options: Any = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    with served() as (address, _), chromium() as browser:
+    with serve_demo() as (address, _), chromium() as browser:
         for width, size in (("wide", WIDE), ("phone", PHONE)):
             for scheme in ("light", "dark"):
                 visitor = Visitor(browser, address, size=size, scheme=scheme, touch=size == PHONE)

@@ -1,9 +1,9 @@
-"""Models and pictures that many tests share, and a guard: what a test does to a shared model, it undoes."""
+"""Models and images that many tests share, and a guard that tests leave shared models unchanged."""
 
 import os
 import sys
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores; threads that spin would take them away
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores, which spinning threads would block
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -21,10 +21,10 @@ METHODS = ("forward", "generate")
 _shared: list[nn.Module] = []
 
 
-def state_of(model: nn.Module):
-    """A model's modules, the hooks on them and methods in the place of their own.
+def model_state(model: nn.Module):
+    """A model's modules, their hooks and their replaced methods.
 
-    Hooks of transformers, put there by the first forward pass, are left out.
+    Hooks that transformers adds in the first forward pass are left out.
     """
     modules = [(name, id(module)) for name, module in model.named_modules()]
     hooks = [
@@ -40,29 +40,29 @@ def state_of(model: nn.Module):
 
 @pytest.fixture
 def no_hooks_left():
-    """Call it with a model: at the end of the test its modules and hooks must be what they were."""
+    """Call it with a model: at the end of the test its modules and hooks must be unchanged."""
     watched = []
 
     def watch(model):
-        watched.append((model, state_of(model)))
+        watched.append((model, model_state(model)))
         return model
 
     yield watch
     for model, before in watched:
-        assert state_of(model) == before, "a hook or a swapped module was left in the model"
+        assert model_state(model) == before, "a hook or a swapped module was left in the model"
 
 
 @pytest.fixture(autouse=True)
-def shared_models_stay_as_they_are():
-    before = [(model, state_of(model)) for model in _shared]
+def shared_models_stay_unchanged():
+    before = [(model, model_state(model)) for model in _shared]
     yield
     for model, state in before:
-        assert state_of(model) == state, "a hook or a swapped module was left in a shared model"
+        assert model_state(model) == state, "a hook or a swapped module was left in a shared model"
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs the command line in this process: exit code, stdout, stderr."""
+    """Call it with arguments to run the command line in this process; returns exit code, stdout and stderr."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["elude-steer", *map(str, arguments)])
@@ -85,13 +85,13 @@ def tiny_llava(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def image_folder(tmp_path_factory):
-    """A folder of 40 pictures in four shapes."""
-    return save_images(tmp_path_factory.mktemp("pictures"), 40)
+    """A folder of 40 images in four shapes."""
+    return save_images(tmp_path_factory.mktemp("images"), 40)
 
 
 @pytest.fixture(scope="session")
 def tiny_vlm(tiny_llava):
-    """That checkpoint loaded, its target the last fc2; shared, so look and do not touch."""
+    """That checkpoint loaded, with the last fc2 as target; shared, so tests must not change it."""
     vlm = Vlm.load(str(tiny_llava), layer="layers.1.mlp.fc2")
     _shared.append(vlm.model)
     return vlm
@@ -99,7 +99,7 @@ def tiny_vlm(tiny_llava):
 
 @pytest.fixture(scope="session")
 def steerer():
-    """Toyland's model with its atlas and matcher; shared, so look and do not touch."""
+    """Toyland's model with its atlas and matcher; shared, so tests must not change it."""
     loaded = Steerer.load("toyland")
     _shared.append(loaded.vlm.model)
     return loaded
@@ -107,5 +107,5 @@ def steerer():
 
 @pytest.fixture(scope="session")
 def scene():
-    """Two things that the caption of the bare model names."""
+    """A scene with two things, both of which the unsteered caption names."""
     return next(s for s in toyland.scenes(seed=50_002, n=40) if len(s.things) == 2 and s.image.size == (96, 96))

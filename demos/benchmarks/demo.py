@@ -25,7 +25,7 @@ from elude_steer.demo.presenter import Presenter
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.result import mark_changes
 from elude_steer.steering.steerer import Steerer
-from tests.helpers.visitor import EXAMPLES, Visitor, chromium, served
+from tests.helpers.visitor import EXAMPLES, Visitor, chromium, serve_demo
 
 BARE = (
     "import torch, gradio, sentence_transformers; from transformers import LlavaOnevisionForConditionalGeneration; "
@@ -42,7 +42,7 @@ def opening(browser: Any, rounds: int) -> dict[str, float]:
         subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True)
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
-        with served() as (address, _):
+        with serve_demo() as (address, _):
             visitor = Visitor(browser, address)
             visitor.page.locator("#press").click(trial=True)  # could be pressed
             ready.append(time.perf_counter() - start)
@@ -169,7 +169,7 @@ def main() -> None:
     found: dict[str, object] = {}
     with chromium() as browser:
         found |= opening(browser, options.rounds)
-        with served() as (address, process):
+        with serve_demo() as (address, process):
             time.sleep(3)
             found |= pressing(browser, address, options.presses)
             found |= crowd(address, process.pid, options.clients, options.seconds)

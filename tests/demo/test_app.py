@@ -17,7 +17,7 @@ from elude_steer.demo.session import EditRequest, ImageFile, decode_mark
 from elude_steer.models.vlm import PROMPT
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
-from tests.helpers.visitor import CHROMIUM, PHONE, WAIT, WIDE, Visitor, chromium, served
+from tests.helpers.visitor import CHROMIUM, PHONE, WAIT, WIDE, Visitor, chromium, serve_demo
 
 needed = os.environ.get("ELUDE_STEER_BROWSER_TESTS") == "required"
 if not needed:
@@ -33,7 +33,7 @@ EVIL = "${alert(1)} <script>alert(2)</script> `x` {{y}} \"'"
 
 @pytest.fixture(scope="module")
 def address():
-    with served() as (address, _):
+    with serve_demo() as (address, _):
         yield address
 
 
@@ -403,7 +403,7 @@ def bare_gradio(visitor):
         visitor.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches"),
     )
     if key not in _bare:
-        with served(command=[sys.executable, "-c", BARE]) as (address, _):
+        with serve_demo(command=[sys.executable, "-c", BARE]) as (address, _):
             page = visitor.context.new_page()
             page.goto(address)
             page.wait_for_selector("#press", timeout=WAIT)
@@ -427,7 +427,7 @@ def test_many_clients_at_once_get_their_own_answers(address):
 
 
 def test_a_password_is_required(tmp_path):
-    with served("--auth", "me:secret") as (address, _):
+    with serve_demo("--auth", "me:secret") as (address, _):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(address + "config")
         refused.value.close()  # it keeps the connection open
@@ -443,7 +443,7 @@ def test_too_many_requests_are_refused(browser):
         "app.launch(server_name='127.0.0.1', server_port=int(sys.argv[-1]), prevent_thread_lock=True, quiet=True); "
         "print('http', file=sys.stderr, flush=True); app.block_thread()"
     )
-    with served(command=[sys.executable, "-c", script]) as (address, _):
+    with serve_demo(command=[sys.executable, "-c", script]) as (address, _):
         visitor = Visitor(browser, address)
         visitor.words("minus", "cat")
         for _ in range(2):
@@ -465,7 +465,7 @@ def test_an_incomplete_password_is_refused(given):
 
 @pytest.fixture(scope="module")
 def slow_address():
-    with served(command=[sys.executable, "-m", "tests.helpers.slow_demo", "demo", "--no-browser"]) as (address, _):
+    with serve_demo(command=[sys.executable, "-m", "tests.helpers.slow_demo", "demo", "--no-browser"]) as (address, _):
         yield address
 
 

@@ -1,4 +1,4 @@
-"""What checks of packages that need torchvision share: each runs as a script, in an environment of its own."""
+"""Shared by the checks of packages that need torchvision; each is a script that runs in its own environment."""
 
 import os
 import subprocess
@@ -7,23 +7,23 @@ import tempfile
 import venv
 from pathlib import Path
 
-_kept = []
+_libraries = []  # operators disappear with their library
 
 
 def register_missing_operators():
-    """Beside a CPU build of torch, the registry's torchvision (built for CUDA) lacks these and fails to import."""
+    """Register what torchvision needs to import: built for CUDA, it lacks these next to a CPU build of torch."""
     import torch
 
     if "cpu" not in torch.__version__:
         return
     library = torch.library.Library("torchvision", "DEF")
-    _kept.append(library)  # operators go when their library goes
+    _libraries.append(library)
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def raised(kind, call):
-    """The one line of an error that a call must end with."""
+def error_line(kind, call):
+    """The message of the error that a call must raise, which must be one line."""
     try:
         call()
     except kind as error:
@@ -32,15 +32,15 @@ def raised(kind, call):
     raise AssertionError(f"no {kind.__name__} was raised")
 
 
-def why_not(package):
-    """Why a package does not import here, or None where it does."""
+def import_problem(package):
+    """Why a package does not import here, or None if it does."""
     line = f"from checks import register_missing_operators as r; r(); import {package}"
     done = subprocess.run([sys.executable, "-c", line], cwd=Path(__file__).parent, capture_output=True, text=True)
     return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
 def run_script(python, script, folder, *arguments):
-    """A check with some Python: what it printed, where all is well."""
+    """Run a check with a Python interpreter and return its output, which must end with OK."""
     command = [python, Path(__file__).with_name(script), *arguments]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True)
@@ -50,8 +50,10 @@ def run_script(python, script, folder, *arguments):
 
 
 def run_in_own_environment(script, extra, *others):
-    """A check in a new environment with this package, one of its extras, and what else pip is told."""
-    with tempfile.TemporaryDirectory() as folder:  # gone at once, unlike pytest's: it takes more than a gigabyte
+    """Run a check in a new environment with this package, one of its extras, and other requirements."""
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # deleted at once, unlike pytest's, because it takes more than a gigabyte
         venv.create(folder, with_pip=True)
         python = Path(folder) / "bin" / "python"
         install = [python, "-m", "pip", "install", "-q", f"{Path(__file__).parents[2]}[{extra}]", *others]

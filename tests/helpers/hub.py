@@ -1,4 +1,4 @@
-"""As much of the Hub's protocol on loopback as uploading and downloading a small repository needs."""
+"""A local server with the parts of the Hub's protocol that uploading and downloading a small repository need."""
 
 import base64
 import hashlib
@@ -91,6 +91,7 @@ def _etag(path):
 
 @contextmanager
 def serve_hub(root: Path):
+    """Serve the repositories below `root` and yield the address."""
     handler = type("Hub", (_Hub,), {"root": root})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""What a browser makes of our HTML, for tests."""
+"""Parsing of our HTML, for tests."""
 
 import base64
 import io
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 class Reader(HTMLParser):
-    """A page or a fragment: its tags, their attributes, its text and its marked words; raises on crossed tags."""
+    """A page or a fragment: its tags, attributes, text and marked words. Tags that are not closed in order fail."""
 
     def __init__(self, page):
         super().__init__()

@@ -1,8 +1,8 @@
-"""Run where overcomplete is installed, in an environment of its own: do our autoencoders and measures say the same?
+"""Check that our autoencoders and measures agree with overcomplete; runs in an environment with overcomplete.
 
-With the same weights in both, codes, reconstructions and gradients are compared on the same tokens. What differs by
-design is said where it is put right. Matryoshka and the transcoder have no counterpart there, and neither has the
-effective rank, which test_measures.py holds against closed forms.
+With the same weights in both, codes, reconstructions and gradients are compared on the same tokens. Comments name the
+intended differences where they are corrected. Overcomplete has no Matryoshka, no transcoder and no effective rank;
+test_measures.py compares the effective rank with closed forms.
 """
 
 import copy
@@ -12,29 +12,29 @@ import torch
 from checks import register_missing_operators
 
 D, LATENTS, ACTIVE, TOKENS = 24, 64, 5, 2000
-_seen: list[tuple[str, float]] = []
-_turned: list[int] = []
+_differences: list[tuple[str, float]] = []
+_changed_counts: list[int] = []
 
 
-def alike(what, ours, theirs, most=2e-5):
-    """Notes the largest difference, relative to what is typical of the values."""
+def assert_close(what, ours, theirs, most=2e-5):
+    """Note the largest difference, relative to the root mean square of the values."""
     ours, theirs = (torch.as_tensor(values).detach().double() for values in (ours, theirs))
     assert ours.shape == theirs.shape, (what, ours.shape, theirs.shape)
     difference = float((ours - theirs).abs().max() / theirs.square().mean().sqrt().clamp_min(1e-12))
-    _seen.append((what, difference))
+    _differences.append((what, difference))
     assert difference < most, f"{what}: {difference:.2e}"
 
 
 def same_latents(what, ours, theirs):
-    """Rounding may turn over a choice between latents that are equally good: at most one token in a thousand."""
+    """Rounding may change the choice between equally good latents, in at most one token of a thousand."""
     other = ((ours != 0) != (theirs != 0)).any(1)
-    _turned.append(int(other.sum()))
+    _changed_counts.append(int(other.sum()))
     assert int(other.sum()) <= len(ours) // 1000, f"{what}: {int(other.sum())} tokens have other latents"
     return ~other
 
 
 def tokens(seed=0):
-    """Sums of a few of many directions, neither centred nor of unit scale."""
+    """Sums of a few of many directions, neither centred nor scaled to one."""
     generator = torch.Generator().manual_seed(seed)
     atoms = torch.nn.functional.normalize(torch.randn(48, D, generator=generator), dim=1)
     chosen = torch.rand(TOKENS, 48, generator=generator).topk(3, dim=1).indices
@@ -51,10 +51,10 @@ def trained(kind, x, **given):
 
 
 def with_our_weights(ours, name, *, raw=True, **options):
-    """One of theirs with the weights of ours.
+    """An autoencoder of overcomplete with the weights of ours.
 
-    Ours centres and scales tokens by itself, theirs takes them as they are. For raw tokens the mean goes into the bias,
-    and codes stay in the tokens' units, as ours are outside; without `raw`, theirs is given what ours computes with.
+    Ours centres and scales tokens, theirs does not. For raw tokens, the mean goes into the bias and codes stay in the
+    tokens' units, as our outputs do; without `raw`, theirs gets the centred and scaled tokens.
     """
     from overcomplete import sae
 
@@ -88,9 +88,9 @@ def check_codes(kind, name, x, **options):
         made = theirs.decode(codes) + ours.target_mean  # theirs has no bias behind the dictionary
     kept = same_latents(kind, ours.encode(x), codes)
     assert 0 < int((codes[kept] > 0).sum()) < codes.numel()
-    alike(f"{kind}: dictionary", ours.dictionary(), theirs.get_dictionary())
-    alike(f"{kind}: codes", ours.encode(x)[kept], codes[kept])
-    alike(f"{kind}: reconstructions", ours.decode(ours.encode(x))[kept], made[kept])
+    assert_close(f"{kind}: dictionary", ours.dictionary(), theirs.get_dictionary())
+    assert_close(f"{kind}: codes", ours.encode(x)[kept], codes[kept])
+    assert_close(f"{kind}: reconstructions", ours.decode(ours.encode(x))[kept], made[kept])
     return ours
 
 
@@ -110,14 +110,14 @@ def check_batch_topk(x):
             codes, expected = ours.encode(batch), theirs.encode(batch)[1]
             assert int((codes > 0).sum()) == int((expected > 0).sum()) == ACTIVE * 250
             kept = same_latents("batch_topk", codes, expected)
-            alike("batch_topk: codes of a batch in training", codes[kept], expected[kept])
-        alike("batch_topk: running threshold", ours.threshold * scale, theirs.running_threshold)
+            assert_close("batch_topk: codes of a batch in training", codes[kept], expected[kept])
+        assert_close("batch_topk: running threshold", ours.threshold * scale, theirs.running_threshold)
         ours.eval(), theirs.eval()
         codes, expected = ours.encode(x), theirs.encode(x)[1]
         kept = same_latents("batch_topk", codes, expected)
-        alike("batch_topk: codes afterwards", codes[kept], expected[kept])
+        assert_close("batch_topk: codes afterwards", codes[kept], expected[kept])
         made = theirs.decode(expected) + ours.target_mean
-        alike("batch_topk: reconstructions", ours.decode(codes)[kept], made[kept])
+        assert_close("batch_topk: reconstructions", ours.decode(codes)[kept], made[kept])
 
 
 def check_pursuit_without_a_match(x):
@@ -134,7 +134,7 @@ def check_pursuit_without_a_match(x):
     steps = torch.stack([now - before for now, before in zip(each, [torch.zeros_like(each[0]), *each], strict=False)])
     matched = (steps > -1e-6).all(0).all(1)
     assert 0 < int(matched.sum()) < len(x)
-    alike("matching_pursuit: codes where all match, few directions", codes[matched], expected[matched])
+    assert_close("matching_pursuit: codes where all match, few directions", codes[matched], expected[matched])
     assert bool((codes >= 0).all())
     print(f"tokens for which theirs takes a negative amount, 6 directions: {1 - float(matched.double().mean()):.3f}")
 
@@ -155,14 +155,16 @@ def check_gradients(kind, name, x, **options):
     gradient, unit = theirs.dictionary._weights.grad, ours.dictionary().detach()
     length = ours.atoms.detach().norm(dim=1, keepdim=True)
     across = (gradient - (gradient * unit).sum(1, keepdim=True) * unit) / length
-    alike(f"{kind}: gradient of the dictionary", ours.atoms.grad, across)
+    assert_close(f"{kind}: gradient of the dictionary", ours.atoms.grad, across)
     if kind != "matching_pursuit":
         linear = theirs.encoder.final_block[0]
-        alike(f"{kind}: gradient of the encoder", ours.encoder.grad, linear.weight.grad)
-        alike(f"{kind}: gradient of its bias", ours.encoder_bias.grad, linear.bias.grad)
+        assert_close(f"{kind}: gradient of the encoder", ours.encoder.grad, linear.weight.grad)
+        assert_close(f"{kind}: gradient of its bias", ours.encoder_bias.grad, linear.bias.grad)
     if kind == "jumprelu":  # their rectangle is 1 / bandwidth high and they divide by the bandwidth once more
         assert float(ours.log_threshold.grad.abs().max()) > 0
-        alike("jumprelu: gradient of thresholds", ours.log_threshold.grad, theirs.thresholds.grad * theirs.bandwidth)
+        assert_close(
+            "jumprelu: gradient of thresholds", ours.log_threshold.grad, theirs.thresholds.grad * theirs.bandwidth
+        )
 
 
 def check_heaviside():
@@ -179,8 +181,8 @@ def check_heaviside():
         fires = count(before, threshold)
         (fires * weights).sum().backward()
         found.append((fires.detach(), threshold.grad))
-    alike("jumprelu: latents counted", found[0][0], found[1][0])
-    alike("jumprelu: gradient of the count", found[0][1], found[1][1] * _BAND)
+    assert_close("jumprelu: latents counted", found[0][0], found[1][0])
+    assert_close("jumprelu: gradient of the count", found[0][1], found[1][1] * _BAND)
 
 
 def check_measures(sae, x):
@@ -203,20 +205,20 @@ def check_measures(sae, x):
 
     # Theirs takes one mean over all dimensions, ours one of each: the same where every dimension's is 0.
     mean = x.mean(0)
-    alike("R2, centred", r2_of(x - mean, made - mean), metrics.r2_score(x - mean, made - mean))
+    assert_close("R2, centred", r2_of(x - mean, made - mean), metrics.r2_score(x - mean, made - mean))
     ours, theirs = r2_of(x, made), float(metrics.r2_score(x, made))
     narrower = x.double().var(0, correction=0).mean() / x.double().var(correction=0)
-    alike("R2 over their spread", 1 - (1 - ours) * narrower, theirs)
-    alike("R2 of quality()", found.r2, ours)
+    assert_close("R2 over their spread", 1 - (1 - ours) * narrower, theirs)
+    assert_close("R2 of quality()", found.r2, ours)
     print(f"R2 of tokens that are not centred: ours {ours:.4f}, theirs {theirs:.4f}")
 
-    alike("active latents", found.active, metrics.l0(codes, 0).sum())
-    alike("dead latents", found.dead, metrics.dead_codes(codes).mean())
+    assert_close("active latents", found.active, metrics.l0(codes, 0).sum())
+    assert_close("dead latents", found.dead, metrics.dead_codes(codes).mean())
     one, other = sae.dictionary(), trained("topk", x, seed=1).dictionary()
     for what, a, b in (("trained twice", one, other), ("random", torch.randn(64, D), 7 * torch.randn(64, D))):
-        alike(f"stability, {what}", stability([a], [b]), 1 - metrics.cosine_hungarian_loss(a, b) / len(a))
-        alike(f"collinearity, {what}", collinearity(b), metrics.dictionary_collinearity(b)[0])
-    alike("collinearity, duplicates", collinearity(torch.cat([one, -one[:1]])), 1.0)
+        assert_close(f"stability, {what}", stability([a], [b]), 1 - metrics.cosine_hungarian_loss(a, b) / len(a))
+        assert_close(f"collinearity, {what}", collinearity(b), metrics.dictionary_collinearity(b)[0])
+    assert_close("collinearity, duplicates", collinearity(torch.cat([one, -one[:1]])), 1.0)
 
 
 def main():
@@ -243,11 +245,11 @@ def main():
     check_heaviside()
     check_measures(sae, x)
     most: dict[str, float] = {}
-    for what, difference in _seen:
+    for what, difference in _differences:
         most[what] = max(most.get(what, 0.0), difference)
     for what, difference in most.items():
         print(f"{what:55} {difference:.1e}")
-    print(f"tokens for which rounding turned a choice over: {sum(_turned)}")
+    print(f"tokens for which rounding turned a choice over: {sum(_changed_counts)}")
     print(f"overcomplete {version('overcomplete')}: OK")
 
 

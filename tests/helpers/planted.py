@@ -1,31 +1,31 @@
-"""Planted truth: one unit that answers to concepts we know, so that what the method finds can be held against it.
+"""Planted truth: a unit that responds to known concepts, with which the result of the method is compared.
 
-A unit of a linear layer, and the inputs `q` of its strongest instances, made as follows. Every number was fixed before
-the method was run on the result.
+It is a unit of a linear layer with the inputs `q` of its strongest instances, made as follows. All numbers were fixed
+before the method was run on the result.
 
 - The weights have random signs and log-normal magnitudes. Half of them are negative outside the supports, a fifth
-  inside: an instance is only among a unit's strongest if what it activates excites the unit on the whole.
-- A concept has a *support*, 48 of 512 input dimensions; each shares a third of it with the next concept's. It has a
-  strength of its own on each of them (0.5 to 1.5), and an instance multiplies each by a random gain (log-normal of
+  inside: an instance is only among a unit's strongest if the dimensions that it activates excite the unit in sum.
+- A concept has a *support*, 48 of 512 input dimensions; each shares a third of it with the next concept's. It has its
+  own strength on each of them (0.5 to 1.5), and an instance multiplies each by a random gain (log-normal of
   mean 1, sigma 0.5, so that a dimension varies by half its size).
-- Background activity on all dimensions, a normal number cut off at zero: sparse and positive, as after a GELU or ReLU.
+- All dimensions have background activity, a normal number cut off at zero: sparse and positive, as after a ReLU.
 - Cluster sizes grow geometrically from 60 to 300.
-- A fifth of all instances are noise: each dimension is drawn on its own from that dimension's values over the concepts'
-  instances. Noise has every marginal of the data and none of its joint structure.
+- A fifth of all instances are noise: each dimension is drawn independently from its values over the concepts'
+  instances. Noise has all marginals of the data and none of its joint structure.
 
 The levels set the background's energy (its expected squared norm over all dimensions) against the signal's, in steps of
-half a decade: `clear`, a tenth, where the concept decides what an instance looks like; `medium`, a third; `hard`, as
-much, where half of what is seen has nothing to do with the concept. Weights are independent of both, so the same ratio
+half a decade: `clear`, a tenth, where the concept determines an instance; `medium`, a third; `hard`, as much, where
+half of an instance has nothing to do with the concept. Weights are independent of both, so the same ratio
 holds for the contributions.
 
-The method runs as it is, with one setting to choose: min_cluster_size is 30, half of the smallest cluster.
+The method runs unchanged, with one setting: min_cluster_size is 30, half of the smallest cluster.
 
-What the draws leave to chance can make a unit harder than its level says: heavy weights may gather in the third that
-two concepts share, and a concept may draw so many negative weights that it hardly excites the unit. Both are left in:
+Chance can make a unit harder than its level: large weights may gather in the third that two concepts share, and a
+concept may draw so many negative weights that it hardly excites the unit. Such units are not removed:
 with 30 seeds instead of 5, clear units fall short of one cluster per concept, or of a sub-unit that is strongest on its
 own, in 6 of 210 cases (`gap`: 7).
 
-`python -m tests.planted` prints the tables; `--seeds 30` makes them from more draws.
+`python -m tests.helpers.planted` prints the tables; `--seeds 30` uses more draws.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GAIN_SIGMA = 0.5
 LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
 MIN_CLUSTER_SIZE = SMALLEST // 2
 RULES = ("unique", "gap")
-CONTROL = "random"  # a split that ignores the clusters: what the measures of a split are worth by chance
+CONTROL = "random"  # a split that ignores the clusters, to show the measures' values by chance
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Planted:
 
 
 def plant(concepts: int, level: str, seed: int) -> Planted:
-    """A unit with so many concepts at one of `LEVELS`; the same seed gives the same unit."""
+    """Make a unit with some number of concepts at one of `LEVELS`; the same seed gives the same unit."""
     rng = np.random.default_rng((seed, concepts, list(LEVELS).index(level)))
     supports = _supports(rng, concepts)
     weight = rng.lognormal(0, 0.5, D_IN) * np.where(rng.random(D_IN) < np.where(supports.any(0), 0.2, 0.5), -1, 1)
@@ -83,7 +83,7 @@ def plant(concepts: int, level: str, seed: int) -> Planted:
     truth = np.repeat(np.arange(concepts), sizes)
     gains = rng.lognormal(-(GAIN_SIGMA**2) / 2, GAIN_SIGMA, (len(truth), D_IN))
     signal = strengths[truth] * gains
-    # E[max(z, 0)^2] is a half, so this many times it, over all dimensions, is the level's share of the signal's energy.
+    # E[max(z, 0)^2] is one half, so this scale gives the background the level's share of the signal's energy.
     background = np.maximum(rng.normal(size=signal.shape), 0)
     background *= np.sqrt(LEVELS[level] * (signal**2).sum(1).mean() / (D_IN / 2))
     q = signal + background
@@ -105,12 +105,12 @@ def _supports(rng: np.random.Generator, concepts: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Found:
-    """What the method makes of a planted unit.
+    """The method's result for a planted unit.
 
     Attributes:
         clusters: of its contributions.
         split: the unit's sub-units.
-        activations: A of `activations_by_cluster`, or None where the unit stays whole.
+        activations: A of `activations_by_cluster`, or None if the unit stays whole.
     """
 
     clusters: Clusters
@@ -119,7 +119,7 @@ class Found:
 
 
 def find(planted: Planted, rules: Sequence[str] = RULES) -> dict[str, Found]:
-    """The method's own steps on a planted unit, for each winner rule."""
+    """Run the method's steps on a planted unit, for each winner rule."""
     c = contributions(planted.q, planted.weight)
     clusters = cluster(c, backend="exact", selection="leaf", min_cluster_size=MIN_CLUSTER_SIZE)
     labels, k = torch.from_numpy(clusters.labels), clusters.count
@@ -137,7 +137,7 @@ def find(planted: Planted, rules: Sequence[str] = RULES) -> dict[str, Found]:
 
 
 def measure(planted: Planted, found: Found) -> dict[str, float]:
-    """How much of the truth was found, each as a number that is 1 at best; what a whole unit does not have is nan.
+    """How much of the truth was found, each as a number that is 1 at best; nan if a whole unit has no such number.
 
     - ari: adjusted Rand index over the instances that are neither planted noise nor marked as noise.
     - covered: share of the concepts' instances that are in some cluster.
@@ -176,8 +176,8 @@ def _exclusive(planted: Planted, found: Found) -> float:
     concept = np.array([_most_frequent(planted.truth[labels == c]) for c in range(len(members))])
     dimensions = np.flatnonzero(planted.supports.sum(0) == 1)
     dimensions = dimensions[np.isin(planted.supports[:, dimensions].argmax(0), concept)]
-    wanted = concept[:, None] == planted.supports[:, dimensions].argmax(0)  # (sub-units, dimensions)
-    return _share((members[:, dimensions] <= wanted).all(0))
+    owns = concept[:, None] == planted.supports[:, dimensions].argmax(0)  # (sub-units, dimensions)
+    return _share((members[:, dimensions] <= owns).all(0))
 
 
 def _most_frequent(truth: np.ndarray) -> int:
@@ -202,7 +202,7 @@ MEASURES = ("ari", "covered", "count", "noise_precision", "noise_recall", "own",
 
 
 def table(rows: Iterable[dict[str, float | str]], by: Sequence[str]) -> str:
-    """Means (and, where it differs, the lowest in brackets) of every measure for each value of `by`, in Markdown."""
+    """Means of every measure for each value of `by`, in Markdown, with the lowest in brackets if it differs."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in by), []).append(row)
@@ -214,16 +214,16 @@ def table(rows: Iterable[dict[str, float | str]], by: Sequence[str]) -> str:
 
 
 def _cell(values: list[float]) -> str:
-    known = [value for value in values if not np.isnan(value)]
-    if not known:
+    numbers = [value for value in values if not np.isnan(value)]
+    if not numbers:
         return "-"
-    mean, low = f"{np.mean(known):.3f}", f"{min(known):.3f}"
+    mean, low = f"{np.mean(numbers):.3f}", f"{min(numbers):.3f}"
     return mean if mean == low else f"{mean} ({low})"
 
 
 def main() -> None:
-    """Prints the tables of all levels, numbers of concepts and rules."""
-    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=main.__doc__)
+    """Print the tables of all levels, numbers of concepts and rules."""
+    parser = argparse.ArgumentParser(prog="python -m tests.helpers.planted", description=main.__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="units of each kind")
     seeds = range(parser.parse_args().seeds)
     units = [(k, level, seed) for level in LEVELS for k in range(2, 9) for seed in seeds]

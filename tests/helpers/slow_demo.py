@@ -1,4 +1,4 @@
-"""The demo with a model that takes its time over every token: `python -m tests.slow_demo demo --port 7860`."""
+"""The demo with a slow model: `python -m tests.helpers.slow_demo demo --port 7860`."""
 
 import time
 
@@ -6,17 +6,17 @@ from elude_steer.cli.group import main
 from elude_steer.demo import presenter
 from elude_steer.models.vlm import report_tokens
 
-PAUSE = 0.3  # seconds a token
+PAUSE = 0.3  # seconds per token
 
 
-def slowly(step):
-    def late(tokens):
+def report_tokens_slowly(on_token):
+    def wait_and_report(count):
         time.sleep(PAUSE)
-        step(tokens)
+        on_token(count)
 
-    return report_tokens(late)
+    return report_tokens(wait_and_report)
 
 
 if __name__ == "__main__":
-    presenter.report_tokens = slowly
+    presenter.report_tokens = report_tokens_slowly
     main()

@@ -1,7 +1,7 @@
-"""Run where timm is installed, in an environment of its own: from the paper's models of timm to an atlas.
+"""Check the paper's timm models up to an atlas; runs in an environment with timm.
 
-First tiny ones with the recipes' layers, from a folder that timm itself writes (`local-dir:`), then the recipes' own
-names at their real size with random weights, which the Hub's cache is made to hold (some minutes; not with --tiny).
+First tiny models with the recipes' layers, from a folder that timm writes (`local-dir:`); then the recipes' models at
+their real size with random weights, placed in the Hub's cache (takes minutes; skipped with --tiny).
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from checks import raised, register_missing_operators
+from checks import error_line, register_missing_operators
 from PIL import Image
 from tiny import save_images
 
 RECIPES = {
-    # recipe: arguments that make its model tiny and leave the layer its name, tokens, inputs of the layer
+    # recipe: (arguments that make its model tiny and keep the layer's name, tokens, inputs of the layer)
     "augreg-vit-b16-layer12": ({"embed_dim": 16, "depth": 12, "num_heads": 2}, 197, 3072),
     "convnextv2-base-stage4": ({"dims": (8, 8, 16, 16), "depths": (1, 1, 1, 3)}, 49, 4096),
 }
@@ -32,8 +32,8 @@ SMALLER = [
 ]
 
 
-def livelier(model):
-    """Weights that make tokens differ; fresh ones of ConvNeXtV2 would leave its response normalisation out."""
+def randomise(model):
+    """Give a model weights that make tokens differ; with fresh ones, ConvNeXtV2 skips its response normalisation."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -45,56 +45,58 @@ def livelier(model):
 
 
 def save_tiny(folder, architecture, arguments):
-    """A folder as timm writes it for the Hub; its id."""
+    """Write a folder as timm does for the Hub, and return its id."""
     import timm
 
-    model = livelier(timm.create_model(architecture, pretrained=False, num_classes=7, **arguments))
+    model = randomise(timm.create_model(architecture, pretrained=False, num_classes=7, **arguments))
     timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
     return f"local-dir:{folder}"
 
 
-def check_tower(tower, layer, tokens, pictures):
-    """Its layer, what the layer is given, and the pictures, against the whole model with hooks of our own."""
+def check_tower(tower, layer, tokens, images):
+    """Compare a tower's layer, the layer's inputs and the prepared images with the whole model under our own hooks."""
     import timm
 
     assert tower.layer_name == layer and not tower.model.training
     config = timm.data.resolve_model_data_config(tower.model)
-    prepared = torch.stack([by_hand(picture, config) for picture in pictures])
-    torch.testing.assert_close(tower.prepare(pictures), prepared, rtol=0, atol=1e-5)
-    kept = []
+    prepared = torch.stack([prepare_by_hand(image, config) for image in images])
+    torch.testing.assert_close(tower.prepare(images), prepared, rtol=0, atol=1e-5)
+    captured = []
     block = tower.model.get_submodule(layer.removesuffix(".mlp.fc2"))
     handles = [
-        tower.layer.register_forward_pre_hook(lambda _module, args: kept.append(args[0])),
-        block.register_forward_hook(lambda _module, _args, output: kept.append(output)),
+        tower.layer.register_forward_pre_hook(lambda _module, args: captured.append(args[0])),
+        block.register_forward_hook(lambda _module, _args, output: captured.append(output)),
     ]
     with torch.inference_mode():
-        tower.model(tower.prepare(pictures))
+        tower.model(tower.prepare(images))
     for handle in handles:
         handle.remove()
     d_in, d_out = tower.layer.in_features, tower.layer.out_features
-    encoded = tower.encode(pictures)
-    assert [q.shape for q in encoded] == [(1, tokens, d_in)] * len(pictures), encoded[0].shape
-    assert torch.equal(torch.cat(encoded), kept[0].reshape(len(pictures), tokens, d_in))
-    given = kept[1].movedim(1, -1) if kept[1].dim() == 4 else kept[1]  # ConvNeXt's maps have their channels first
-    streams = torch.cat([stream for _, stream in tower.streams(pictures)])
-    assert torch.equal(streams, given.reshape(len(pictures), tokens, d_out))
+    encoded = tower.encode(images)
+    assert [q.shape for q in encoded] == [(1, tokens, d_in)] * len(images), encoded[0].shape
+    assert torch.equal(torch.cat(encoded), captured[0].reshape(len(images), tokens, d_in))
+    expected = (
+        captured[1].movedim(1, -1) if captured[1].dim() == 4 else captured[1]
+    )  # ConvNeXt's maps have channels first
+    streams = torch.cat([stream for _, stream in tower.streams(images)])
+    assert torch.equal(streams, expected.reshape(len(images), tokens, d_out))
 
 
-def by_hand(picture, config):
-    """A picture as timm's data configuration says: resized by its shorter side, cropped in the middle, normalised."""
+def prepare_by_hand(image, config):
+    """Resize an image by its shorter side, crop its centre and normalise it, as timm's data configuration says."""
     side = config["input_size"][-1]
     assert config["crop_mode"] == "center" and config["interpolation"] == "bicubic", config
     shorter = int(side / config["crop_pct"])
-    width, height = picture.size
+    width, height = image.size
     size = (shorter, int(shorter * height / width)) if width <= height else (int(shorter * width / height), shorter)
-    small = picture.resize(size, Image.Resampling.BICUBIC)
+    small = image.resize(size, Image.Resampling.BICUBIC)
     left, top = (round((length - side) / 2) for length in size)
     values = torch.from_numpy(np.asarray(small.crop((left, top, left + side, top + side)), np.float32) / 255)
     return ((values - torch.tensor(config["mean"])) / torch.tensor(config["std"])).permute(2, 0, 1)
 
 
-def check_build(recipe, settings, folder, pictures, count):
-    """An atlas by the recipe; with its sub-units in the place of the layer the model says the same."""
+def check_build(recipe, settings, folder, images, count):
+    """Build an atlas by the recipe; with its sub-units instead of the layer, the model gives the same output."""
     import elude_steer as es
     from elude_steer.atlas.build.pipeline import load_tower
     from elude_steer.method.layers import split_layer
@@ -104,7 +106,7 @@ def check_build(recipe, settings, folder, pictures, count):
 
     settings = [*settings, *SMALLER]
     out, work = folder / "atlas", folder / "work"
-    atlas = es.build(recipe, images=pictures, out=out, work=work, settings=settings, quiet=True)
+    atlas = es.build(recipe, images=images, out=out, work=work, settings=settings, quiet=True)
     tower = load_tower(override(load_spec(recipe), settings).model)
     atlas.check(tower.layer)
     assert atlas.about["layer"] == tower.layer_name
@@ -112,12 +114,12 @@ def check_build(recipe, settings, folder, pictures, count):
     assert len(atlas) > atlas.d_out, "no unit was split"
     split = split_layer(tower.layer, atlas.members(), atlas.units)
     with torch.inference_mode():
-        inputs = tower.prepare(opened(pictures))
+        inputs = tower.prepare(open_images(images))
         before = tower.model(inputs)
         with swap_module(tower.model, tower.layer_name, split):
             after = tower.model(inputs)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
-    [q] = tower.encode([Image.open(pictures / atlas.image_ids[int(atlas.references.images[0, 0])]).convert("RGB")])
+    [q] = tower.encode([Image.open(images / atlas.image_ids[int(atlas.references.images[0, 0])]).convert("RGB")])
     value = split.sub_units(q[0, int(atlas.references.tokens[0, 0])].half().float())[0]
     torch.testing.assert_close(value, atlas.references.values[0, 0], rtol=1e-2, atol=1e-2)
     print(
@@ -127,11 +129,11 @@ def check_build(recipe, settings, folder, pictures, count):
     )
 
 
-def opened(folder, count=4):
+def open_images(folder, count=4):
     return [Image.open(path).convert("RGB") for path in sorted(folder.rglob("*.png"))[:count]]
 
 
-def check_tiny(folder, pictures):
+def check_tiny(folder, images):
     from elude_steer.models.vision import load_timm
     from elude_steer.recipe_files import load_spec
 
@@ -141,17 +143,17 @@ def check_tiny(folder, pictures):
         ids[recipe] = save_tiny(folder / recipe, spec.model.id, arguments)
         tower = load_timm(ids[recipe], layer=spec.model.layer)
         assert tower.skip_tokens == ()  # a CLS token counts
-        check_tower(tower, spec.model.layer, tokens, opened(pictures))
-        half = load_timm(ids[recipe], layer=spec.model.layer, dtype="bfloat16").encode(opened(pictures))
+        check_tower(tower, spec.model.layer, tokens, open_images(images))
+        half = load_timm(ids[recipe], layer=spec.model.layer, dtype="bfloat16").encode(open_images(images))
         assert half[0].dtype == torch.bfloat16
         again = load_timm(ids[recipe], layer=spec.model.layer)
         assert again.fingerprint() == tower.fingerprint()
-        check_build(recipe, [f"model.id={ids[recipe]}"], folder / f"{recipe}-build", pictures, 40)
+        check_build(recipe, [f"model.id={ids[recipe]}"], folder / f"{recipe}-build", images, 40)
     return ids
 
 
-def check_registers(folder, pictures):
-    """After CLS, or first where there is none: they are positions of the model's own input that change with them."""
+def check_registers(folder, images):
+    """Registers come after CLS, or first without CLS: those positions of the input change with the registers."""
     from elude_steer.models.vision import load_timm
 
     tiny = {"embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -161,15 +163,17 @@ def check_registers(folder, pictures):
     ):
         tower = load_timm(save_tiny(folder / name, name, tiny), layer="blocks.1.mlp.fc2")
         assert tower.skip_tokens == skipped, tower.skip_tokens
-        check_tower(tower, "blocks.1.mlp.fc2", tokens, opened(pictures, 1))
-        seen = []
-        handle = tower.model.blocks[0].register_forward_pre_hook(lambda _module, args, seen=seen: seen.append(args[0]))
+        check_tower(tower, "blocks.1.mlp.fc2", tokens, open_images(images, 1))
+        inputs = []
+        handle = tower.model.blocks[0].register_forward_pre_hook(
+            lambda _module, args, inputs=inputs: inputs.append(args[0])
+        )
         with torch.inference_mode():
             for _ in range(2):
-                tower.model(tower.prepare(opened(pictures, 1)))
+                tower.model(tower.prepare(open_images(images, 1)))
                 tower.model.reg_token.add_(1)
         handle.remove()
-        changed = (seen[0] != seen[1]).any(-1)[0].nonzero().flatten().tolist()
+        changed = (inputs[0] != inputs[1]).any(-1)[0].nonzero().flatten().tolist()
         assert tuple(changed) == skipped
         assert not set(tower.token_indices(tokens).tolist()) & set(skipped)
 
@@ -181,10 +185,10 @@ def check_errors(ids, folder):
     from elude_steer.models.vision import load_timm
 
     vit = Path(ids["augreg-vit-b16-layer12"].removeprefix("local-dir:"))
-    text = raised(LayerError, lambda: load_timm(f"local-dir:{vit}", layer="blocks.12.mlp.fc2"))
+    text = error_line(LayerError, lambda: load_timm(f"local-dir:{vit}", layer="blocks.12.mlp.fc2"))
     assert 'The paper\'s "layer 12" is index 11.' in text, text
     for wrong in ("vit_bsae_patch16_224", f"local-dir:{folder / 'nowhere'}", str(vit)):
-        text = raised(ModelError, lambda wrong=wrong: load_timm(wrong, layer="blocks.11.mlp.fc2"))
+        text = error_line(ModelError, lambda wrong=wrong: load_timm(wrong, layer="blocks.11.mlp.fc2"))
         assert text.startswith(f"model '{wrong}' could not be loaded: "), text
         print(text.replace(str(folder), "…"))
     tensors = load_file(vit / "model.safetensors")
@@ -192,11 +196,11 @@ def check_errors(ids, folder):
     for change in ({key: tensors[key][:, :-1].contiguous()}, {"stray": torch.zeros(1)}, None):
         changed = {**tensors, **change} if change else {k: v for k, v in tensors.items() if k != key}
         save_file(changed, vit / "model.safetensors")
-        raised(ModelError, lambda: load_timm(f"local-dir:{vit}", layer="blocks.11.mlp.fc2"))
+        error_line(ModelError, lambda: load_timm(f"local-dir:{vit}", layer="blocks.11.mlp.fc2"))
 
 
-def check_real_size(folder, pictures):
-    """The recipes as they are, apart from the number of pictures and what depends on it."""
+def check_real_size(folder, images):
+    """The recipes as shipped, except for the number of images and what depends on it."""
     import timm
 
     from elude_steer.atlas.build.pipeline import load_tower
@@ -205,9 +209,9 @@ def check_real_size(folder, pictures):
 
     for recipe, (_, tokens, d_in) in RECIPES.items():
         model = load_spec(recipe).model
-        text = raised(ModelError, lambda model=model: load_tower(model))
+        text = error_line(ModelError, lambda model=model: load_tower(model))
         assert text.startswith(f"model '{model.id}' could not be loaded: "), text
-        random = livelier(timm.create_model(model.id, pretrained=False))
+        random = randomise(timm.create_model(model.id, pretrained=False))
         cached = Path(os.environ["HF_HOME"]) / "hub" / f"models--timm--{model.id}"
         (cached / "snapshots" / "0").mkdir(parents=True)
         (cached / "refs").mkdir()
@@ -216,8 +220,8 @@ def check_real_size(folder, pictures):
         tower = load_tower(model)
         assert tower.layer.in_features == d_in
         assert torch.equal(tower.layer.weight, random.get_submodule(model.layer).weight)
-        check_tower(tower, model.layer, tokens, opened(pictures, 2))
-        check_build(recipe, ["images.limit=16"], folder / f"{recipe}-real", pictures, 16)
+        check_tower(tower, model.layer, tokens, open_images(images, 2))
+        check_build(recipe, ["images.limit=16"], folder / f"{recipe}-real", images, 16)
         config = json.loads((cached / "snapshots" / "0" / "config.json").read_text())["pretrained_cfg"]
         print(f"{model.id}: {config['input_size']}, crop {config['crop_pct']}, mean {config['mean']}")
 
@@ -229,14 +233,14 @@ def main():
         register_missing_operators()
         import timm
 
-        warnings.simplefilter("ignore")  # that there are few pictures
+        warnings.simplefilter("ignore")  # warnings about the small number of images
         torch.manual_seed(0)
-        pictures = save_images(folder / "pictures", 40)
-        ids = check_tiny(folder, pictures)
-        check_registers(folder, pictures)
+        images = save_images(folder / "images", 40)
+        ids = check_tiny(folder, images)
+        check_registers(folder, images)
         check_errors(ids, folder)
         if "--tiny" not in sys.argv:
-            check_real_size(folder, pictures)
+            check_real_size(folder, images)
         print(f"timm {timm.__version__}: OK")
 
 

@@ -1,4 +1,4 @@
-"""Small randomly initialised models in the shape the Hub gives them, and pictures to show them."""
+"""Small randomly initialised models as the Hub stores them, and images for them."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ SPECIAL = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]
 def save_llava(
     folder: Path, *, seed: int = 0, layers: int = 2, side: int = 28, patch: int = 7, width: int = 16, mlp: int = 40
 ) -> Path:
-    """A LLaVA-OneVision of transformers' own classes; tiles of 4 x 4 patches and a target of 40 -> 16 if not told."""
+    """Save a LLaVA-OneVision of transformers; by default with tiles of 4 x 4 patches and a target layer of 40 -> 16."""
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -42,7 +42,7 @@ def save_llava(
     )  # fmt: skip
     torch.manual_seed(seed)
     model = LlavaOnevisionForConditionalGeneration(config)
-    with torch.no_grad():  # fresh biases are zero, which would hide mistakes about them
+    with torch.no_grad():  # biases start at zero, which would hide mistakes with them
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.5)
@@ -85,51 +85,53 @@ def _save_processor(folder: Path, side: int, tokens: int) -> None:
 
 
 def save_images(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (56, 28), (28, 56), (40, 30))) -> Path:
-    """Smooth coloured noise in several shapes, as PNG files, some in a sub-folder."""
+    """Save smooth coloured noise in several shapes as PNG files, some of them in a sub-folder."""
     rng = np.random.default_rng(seed)
     for i in range(count):
         width, height = sizes[i % len(sizes)]
         small = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)
         image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-        path = folder / ("sub" if i % 5 == 0 else ".") / f"picture-{i:04d}.png"
+        path = folder / ("sub" if i % 5 == 0 else ".") / f"image-{i:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
     return folder
 
 
-# The families: for each a model, its processor and a word for the picture, as they lie on the Hub, only tiny.
+# The families: for each a tiny model, its processor and its image token, as on the Hub.
 
 FAMILIES = ("llava", "llava_next", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "paligemma", "gemma3", "internvl")
 _TEXT = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 2048, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
 }  # fmt: skip
-_SEEN = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+_VISION = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
 _TOKENS = ["<start>", "<end>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
 _TOKENS += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
 
 
 def save_family(family: str, folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint of one of `FAMILIES` with random weights; tiles of 4 x 4 patches of 7 pixels, or packed patches."""
-    model, parts, own = globals()[f"_{family}"]()
+    """Save a random checkpoint of one of `FAMILIES`; tiles have 4 x 4 patches of 7 pixels, or patches are packed."""
+    model, parts, options = globals()[f"_{family}"]()
     torch.manual_seed(seed)
     model = model[0](model[1])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or not parameter.any():  # what starts as zero would hide mistakes
+            if name.endswith("bias") or not parameter.any():  # parameters of zero would hide mistakes
                 parameter.normal_(0, 0.5)
             elif "language_model" not in name or "embed" in name:
                 parameter.mul_(1 if "norm" in name else 10)
             elif name.endswith(("q_proj.weight", "v_proj.weight", "o_proj.weight", "down_proj.weight")):
-                parameter.mul_(20)  # or its words would hardly depend on the picture
+                parameter.mul_(20)  # else its words would hardly depend on the image
     model.save_pretrained(folder)
     processor, images = parts
-    kept = ["image_processor", "tokenizer"]
-    only = type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda _cls: kept)})
+    attributes = ["image_processor", "tokenizer"]
+    image_only = type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda _cls: attributes)})
     if "video_processor" in processor.get_attributes():
-        own = {"video_processor": None, **own}
-    template = TEMPLATE.replace("<image>", own.pop("picture", "<image>"))
-    only(image_processor=images, tokenizer=_tokenizer(), chat_template=template, **own).save_pretrained(folder)
+        options = {"video_processor": None, **options}
+    template = TEMPLATE.replace("<image>", options.pop("image_token_text", "<image>"))
+    image_only(image_processor=images, tokenizer=_tokenizer(), chat_template=template, **options).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -159,12 +161,12 @@ def _llava():
     from transformers.models.llava.processing_llava import LlavaProcessor
 
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_SEEN),
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_VISION),
         text_config=LlamaConfig(vocab_size=_VOCABULARY, **_TEXT), image_token_id=4,
     )  # fmt: skip
     images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    own = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return (LlavaForConditionalGeneration, config), (LlavaProcessor, images), own
+    options = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return (LlavaForConditionalGeneration, config), (LlavaProcessor, images), options
 
 
 def _llava_next():
@@ -173,13 +175,13 @@ def _llava_next():
     from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
     config = LlavaNextConfig(
-        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_SEEN),
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=7, projection_dim=16, **_VISION),
         text_config=LlamaConfig(vocab_size=_VOCABULARY, **_TEXT), image_token_id=4, image_grid_pinpoints=pinpoints(28),
     )  # fmt: skip
     sizes = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
     images = LlavaNextImageProcessorPil(image_grid_pinpoints=pinpoints(28), **sizes)
-    own = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return (LlavaNextForConditionalGeneration, config), (LlavaNextProcessor, images), own
+    options = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return (LlavaNextForConditionalGeneration, config), (LlavaNextProcessor, images), options
 
 
 def _idefics3():
@@ -188,7 +190,7 @@ def _idefics3():
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
     config = Idefics3Config(
-        vision_config={"image_size": 28, "patch_size": 7, **_SEEN}, scale_factor=2, image_token_id=4, pad_token_id=0,
+        vision_config={"image_size": 28, "patch_size": 7, **_VISION}, scale_factor=2, image_token_id=4, pad_token_id=0,
         text_config={"model_type": "llama", "vocab_size": _VOCABULARY, **_TEXT},
     )  # fmt: skip
     images = Idefics3ImageProcessorPil(size={"longest_edge": 84}, max_image_size={"longest_edge": 28})
@@ -201,7 +203,7 @@ def _smolvlm():
     from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
     config = SmolVLMConfig(
-        vision_config={"image_size": 28, "patch_size": 7, **_SEEN}, scale_factor=2, image_token_id=4, pad_token_id=0,
+        vision_config={"image_size": 28, "patch_size": 7, **_VISION}, scale_factor=2, image_token_id=4, pad_token_id=0,
         text_config={"model_type": "llama", "vocab_size": _VOCABULARY, **_TEXT},
     )  # fmt: skip
     images = SmolVLMImageProcessorPil(size={"longest_edge": 84}, max_image_size={"longest_edge": 28})
@@ -248,7 +250,7 @@ def _paligemma():
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     config = PaliGemmaConfig(
-        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, "projection_dim": 16, **_SEEN},
+        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, "projection_dim": 16, **_VISION},
         text_config={"model_type": "gemma", "vocab_size": _VOCABULARY + 1152, "head_dim": 8, **_TEXT},
         image_token_index=4, projection_dim=16, hidden_size=16,
     )  # fmt: skip  # its processor adds 1152 places to any tokenizer
@@ -263,13 +265,13 @@ def _gemma3():
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
     config = Gemma3Config(
-        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, **_SEEN},
+        vision_config={"image_size": 28, "patch_size": 7, "vision_use_head": False, **_VISION},
         text_config={"vocab_size": _VOCABULARY, "head_dim": 8, **_TEXT},
         image_token_id=4, boi_token_index=30, eoi_token_index=31, mm_tokens_per_image=4,
     )  # fmt: skip
     images = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
-    own = {"image_seq_length": 4, "picture": "<start>"}
-    return (Gemma3ForConditionalGeneration, config), (Gemma3Processor, images), own
+    options = {"image_seq_length": 4, "image_token_text": "<start>"}
+    return (Gemma3ForConditionalGeneration, config), (Gemma3Processor, images), options
 
 
 def _internvl():
@@ -278,7 +280,7 @@ def _internvl():
     from transformers.models.internvl.processing_internvl import InternVLProcessor
 
     config = InternVLConfig(
-        vision_config={"image_size": [28, 28], "patch_size": [7, 7], **_SEEN},
+        vision_config={"image_size": [28, 28], "patch_size": [7, 7], **_VISION},
         text_config={"model_type": "qwen2", "vocab_size": _VOCABULARY, **_TEXT}, image_token_id=4,
     )  # fmt: skip
     images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4)

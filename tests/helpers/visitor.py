@@ -1,4 +1,4 @@
-"""The demo served as the command serves it, and somebody who visits it with a browser."""
+"""The demo in a process of its own, and a visitor who uses it in a browser."""
 
 import shutil
 import socket
@@ -14,21 +14,21 @@ EXAMPLES = ("cats", "dog", "frisbee", "teddy", "train")
 
 
 @contextmanager
-def served(*options, command=None):
-    """The page in a process of its own; gives its address and the process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def serve_demo(*options, command=None):
+    """Start the demo in its own process; yield its address and the process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     command = command or [sys.executable, "-m", "elude_steer", "demo", "--no-browser", *options]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
-    said = []
+    lines = []
     try:
         for line in iter(process.stderr.readline, ""):
-            said.append(line)
+            lines.append(line)
             if line.startswith("http"):
                 break
         else:
-            raise RuntimeError(f"the demo did not start: {''.join(said)}")
+            raise RuntimeError(f"the demo did not start: {''.join(lines)}")
         yield f"http://127.0.0.1:{port}/", process
     finally:
         process.terminate()
@@ -38,7 +38,7 @@ def served(*options, command=None):
 
 @contextmanager
 def chromium():
-    """Debian's browser under playwright."""
+    """Chromium, controlled by playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -48,7 +48,7 @@ def chromium():
 
 
 class Visitor:
-    """One session in a browser; `problems` collects what went wrong on the way."""
+    """One session in a browser; `problems` collects errors of the page and its requests."""
 
     def __init__(self, browser, address, *, size=WIDE, scheme="light", touch=False):
         self.address, self.problems = address, []
@@ -57,7 +57,7 @@ class Visitor:
         self.page = self.context.new_page()
         self.page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        # Gradio closes the streams of its answers from the page's side, which counts as failed.
+        # Gradio's page closes the streams of answers, which counts as a failed request.
         self.page.on(
             "requestfailed", lambda r: None if "/queue/data" in r.url else self.problems.append(f"lost {r.url}")
         )
@@ -76,7 +76,7 @@ class Visitor:
         self.context.close()
 
     def example(self, name):
-        """Chooses a picture, and waits until it is there."""
+        """Choose an example and wait for its image."""
         self._change("#easel .shown", "src", lambda: self.page.locator(f"#examples [title={name}]").click())
 
     def _change(self, where, attribute, act):
@@ -91,29 +91,29 @@ class Visitor:
             )
 
     def edit(self, number):
-        """Presses one of an example's edits, and waits for its captions."""
+        """Press one of an example's edits and wait for its captions."""
         before = self.html()
         self.page.locator("#edits [data-row]").nth(number).click()
         self.page.wait_for_selector("#said .card", timeout=WAIT)
         self.answer(before)
 
     def chosen(self):
-        """The example that stands on the easel, if one does."""
+        """The name of the chosen example, or an empty string."""
         return "".join(one.get_attribute("title") for one in self.page.locator("#examples [aria-pressed=true]").all())
 
-    def words(self, box, *given):
-        """Puts words in the place of those that stand in a box."""
+    def words(self, box, *words):
+        """Replace the words in a box."""
         clear = self.page.locator(f"#{box} .remove-all")
         if clear.count() and clear.is_visible():
             clear.click()
-        for word in given:
+        for word in words:
             self.page.locator(f"#{box} input").click()
             self.page.locator(f"#{box} input").fill(word)
             self.page.keyboard.press("Enter")
         self.page.keyboard.press("Escape")
 
     def press(self, button="#press", where="#said"):
-        """Presses, waits for the answer and reads it."""
+        """Press a button, wait for the answer and return its text."""
         before = self.start(button, where)
         return self.answer(before, where)
 
@@ -123,7 +123,7 @@ class Visitor:
         return before
 
     def html(self, where="#said"):
-        """What stands there, without Gradio's own signs of work."""
+        """The HTML of an element, without Gradio's progress signs."""
         return self.page.locator(f"{where} [id^=html-]").inner_html()
 
     def answer(self, before, where="#said"):
@@ -138,7 +138,7 @@ class Visitor:
         return self.page.locator(where).inner_text()
 
     def captions(self):
-        """What the page says: baseline and steered."""
+        """The baseline and the steered caption."""
         return tuple(self.page.locator(f"#said .{kind} p").inner_text() for kind in ("baseline", "steered"))
 
     def open(self, accordion):
@@ -149,7 +149,7 @@ class Visitor:
         self.page.get_by_role("tab", name=name).click()
 
     def paint(self, *points, brush=None):
-        """Drags the brush over points, given as shares of the picture."""
+        """Drag the brush over points, given as shares of the image."""
         button = self.page.locator("#easel .brush")
         if button.get_attribute("aria-pressed") != "true":
             button.click()
@@ -157,10 +157,10 @@ class Visitor:
             self.page.locator("#easel .tools input").fill(str(brush))
         self.page.locator("#easel .stage").scroll_into_view_if_needed()
         box = self.page.locator("#easel .mark").bounding_box()
-        at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
-        self.page.mouse.move(*at[0])
+        positions = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+        self.page.mouse.move(*positions[0])
         self.page.mouse.down()
-        for x, y in at[1:]:
+        for x, y in positions[1:]:
             self.page.mouse.move(x, y, steps=6)
         self.page.mouse.up()
 
@@ -176,5 +176,5 @@ class Visitor:
         self.page.screenshot(path=str(path), full_page=whole)
 
     def too_wide(self):
-        """How many pixels the page is wider than its window."""
+        """The number of pixels by which the page is wider than its window."""
         return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")

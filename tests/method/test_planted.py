@@ -1,4 +1,4 @@
-"""The method on units whose concepts are known; `python -m tests.planted` has the levels that are not asserted here."""
+"""The method on units with known concepts; `python -m tests.helpers.planted` prints the levels not asserted here."""
 
 import numpy as np
 import pytest

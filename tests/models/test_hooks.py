@@ -8,7 +8,7 @@ from torch import nn
 from elude_steer.errors import LayerError
 from elude_steer.method.layers import is_linear
 from elude_steer.models.hooks import find_layer, record, replace_forward, swap_module, watch_inputs
-from tests.conftest import state_of
+from tests.conftest import model_state
 
 
 class Block(nn.Module):
@@ -135,11 +135,11 @@ each_manager = pytest.mark.parametrize("name", MANAGERS)
 
 @each_manager
 def test_hooks_are_removed_after_success(model, x, name):
-    before, expected = state_of(model), model(x)
+    before, expected = model_state(model), model(x)
     with MANAGERS[name](model):
-        assert state_of(model) != before
+        assert model_state(model) != before
         model(x)
-    assert state_of(model) == before
+    assert model_state(model) == before
     assert torch.equal(model(x), expected)
 
 
@@ -152,11 +152,11 @@ def test_hooks_are_removed_after_the_model_fails(x, name, error, place):
     torch.manual_seed(0)
     model = Block()
     setattr(model, place, Fails(error))
-    before = state_of(model)
+    before = model_state(model)
     with pytest.raises(type(error)) as raised, MANAGERS[name](model):
         model(x)
     assert raised.value is error
-    assert state_of(model) == before
+    assert model_state(model) == before
 
 
 @each_manager
@@ -167,14 +167,14 @@ def test_hooks_of_others_stay_and_still_run(model, x, name):
         model.fc2.register_forward_hook(lambda *_: fired.append("after")),
         model.act.register_forward_hook(lambda *_: fired.append("elsewhere")),
     ]
-    before = state_of(model)
+    before = model_state(model)
     with MANAGERS[name](model):
         handles.append(model.last.register_forward_hook(lambda *_: fired.append("registered inside")))
         model(x)
     fired.clear()
     model(x)
     assert fired == ["elsewhere", "before", "after", "registered inside"]
-    assert state_of(model)[1][: len(before[1])] == before[1]
+    assert model_state(model)[1][: len(before[1])] == before[1]
     for handle in handles:
         handle.remove()
 

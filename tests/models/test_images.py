@@ -22,11 +22,11 @@ def test_a_folder_is_searched_to_its_depths_and_sorted(folder):
     (folder / ".hidden.png").write_bytes(b"")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "x.png").write_bytes(b"")
-    (folder / "LOUD.PNG").write_bytes((folder / "picture-0001.png").read_bytes())
+    (folder / "LOUD.PNG").write_bytes((folder / "image-0001.png").read_bytes())
     found = ids(image_set(folder))
     assert found == sorted(found)
     assert len(found) == 8
-    assert "sub/picture-0000.png" in found
+    assert "sub/image-0000.png" in found
     assert "LOUD.PNG" in found
 
 
@@ -34,8 +34,8 @@ def test_a_list_and_a_text_file_name_the_same_pictures_in_any_order(folder):
     paths = sorted(folder.rglob("*.png"))
     assert ids(image_set(paths)) == ids(image_set(paths[::-1]))
     text = folder / "list.txt"
-    text.write_text("# two\n\nsub/picture-0005.png\npicture-0001.png\n")
-    assert ids(image_set(text)) == ["picture-0001.png", "sub/picture-0005.png"]
+    text.write_text("# two\n\nsub/image-0005.png\nimage-0001.png\n")
+    assert ids(image_set(text)) == ["image-0001.png", "sub/image-0005.png"]
     image, _ = next(image_set(str(text)).items()).read()
     assert image.size == (56, 28)
 
@@ -56,17 +56,17 @@ def test_pictures_in_memory_and_streams(folder):
 
 
 def test_the_hash_is_of_the_content(folder, tmp_path):
-    original = folder / "picture-0001.png"
+    original = folder / "image-0001.png"
     copy = tmp_path / "other name.png"
     copy.write_bytes(original.read_bytes())
     assert read_image(original)[1] == read_image(copy)[1]
-    assert read_image(original)[1] != read_image(folder / "picture-0002.png")[1]
+    assert read_image(original)[1] != read_image(folder / "image-0002.png")[1]
 
 
 def test_the_fingerprint_sees_changed_files(folder):
     before = image_set(folder).fingerprint
     assert image_set(folder).fingerprint == before
-    (folder / "picture-0001.png").write_bytes((folder / "picture-0002.png").read_bytes())
+    (folder / "image-0001.png").write_bytes((folder / "image-0002.png").read_bytes())
     assert image_set(folder).fingerprint != before
     assert image_set(folder, limit=1).fingerprint != image_set(folder, limit=2).fingerprint
 
@@ -121,9 +121,9 @@ def test_odd_things_in_a_folder(folder, tmp_path):
     (folder / "loop").symlink_to(folder)
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "o.png").write_bytes((folder / "picture-0001.png").read_bytes())
+    (outside / "o.png").write_bytes((folder / "image-0001.png").read_bytes())
     (folder / "linked").symlink_to(outside)
-    (folder / os.fsdecode(b"bad\xff.png")).write_bytes((folder / "picture-0002.png").read_bytes())
+    (folder / os.fsdecode(b"bad\xff.png")).write_bytes((folder / "image-0002.png").read_bytes())
     found = ids(image_set(folder))
     assert "linked/o.png" in found
     assert "bad\\xff.png" in found

@@ -21,7 +21,7 @@ from elude_steer.evaluation.baselines.sae import (
     train_sae,
 )
 from elude_steer.utils import optional
-from tests.helpers.checks import run_in_own_environment, run_script, why_not
+from tests.helpers.checks import import_problem, run_in_own_environment, run_script
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -148,7 +148,7 @@ def test_the_grid_and_the_choice_follow_the_paper():
 def test_overcomplete_agrees_given_the_same_weights(tmp_path):
     if not optional.is_installed("overcomplete"):
         pytest.skip("overcomplete is not installed: it needs torchvision; -m slow tests it in its own environment")
-    if cause := why_not("overcomplete"):
+    if cause := import_problem("overcomplete"):
         pytest.skip(f"overcomplete cannot be imported: {cause}")
     run_script(sys.executable, "overcomplete_check.py", tmp_path)
 
