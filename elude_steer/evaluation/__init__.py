@@ -1,1 +1,1 @@
-"""What an atlas or a method is worth: measures, benchmarks, baselines, comparisons."""
+"""Evaluation of atlases and methods: measures, the benchmark of edits, baselines, comparisons."""

@@ -1,4 +1,4 @@
-"""What each setting of a build is worth: one changed at a time, the atlas built, named and measured."""
+"""Ablations of a build spec: change one setting at a time, then build, label and measure the atlas."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from elude_steer.utils.fingerprint import make_key, versions
 from elude_steer.utils.yaml_schema import override
 
 
-def questions(spec: AtlasSpec) -> dict[str, list[str]]:
-    """What a spec is asked if nobody says: the paper's ablations, sizes at half and double the spec's own."""
+def default_variations(spec: AtlasSpec) -> dict[str, list[str]]:
+    """The settings that `ablate` varies by default: the paper's ablations, and half and double of the spec's sizes."""
     clusters, samples = spec.clusters, spec.clusters.min_cluster_size
-    asked = {
+    variations = {
         "split.winner_rule": ["unique", "gap", "winner", "random"],
         "split.rho_score": ["margin", "ratio"],
         "clusters.selection": ["leaf", "eom"],
@@ -33,14 +33,14 @@ def questions(spec: AtlasSpec) -> dict[str, list[str]]:
         "clusters.top_k": [str(max(2, clusters.top_k // 2)), str(2 * clusters.top_k)],
     }
     if optional.is_installed("umap"):
-        asked["clusters.umap_components"] = ["32"]
+        variations["clusters.umap_components"] = ["32"]
     if isinstance(spec.tokens.per_image, int):
-        asked["tokens.per_image"] = [str(max(1, spec.tokens.per_image // 2)), str(2 * spec.tokens.per_image)]
+        variations["tokens.per_image"] = [str(max(1, spec.tokens.per_image // 2)), str(2 * spec.tokens.per_image)]
     layer = spec.model.layer
     for block in list(re.finditer(r"(?<=\.)\d+(?=\.)", layer))[-1:]:  # of layers.5.mlp.fc2
         if int(block[0]) > 0:
-            asked["model.layer"] = [f"{layer[: block.start()]}{int(block[0]) - 1}{layer[block.end() :]}"]
-    return asked
+            variations["model.layer"] = [f"{layer[: block.start()]}{int(block[0]) - 1}{layer[block.end() :]}"]
+    return variations
 
 
 def ablate(
@@ -53,65 +53,68 @@ def ablate(
     settings: Sequence[str] = (),
     log: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """A row for the spec as it is, and one for every other value of each setting; goes on where it was.
+    """Measure the spec as it is, and with every other value of each setting; it resumes where it stopped.
 
     Args:
         spec: a build spec, by path or name.
-        vary: setting -> values, e.g. `{"clusters.min_cluster_size": ["20", "30", "60"]}`; None: see `questions`.
-        work: where stages, atlases and rows are kept.
-        images: pictures to measure on, of which the spec should not be made; by default the spec's own.
-        limit: how many.
-        settings: changes that count for every row.
+        vary: setting -> values, such as `{"clusters.min_cluster_size": ["20", "30", "60"]}`; None for
+            `default_variations`.
+        work: where stages, atlases and rows are stored.
+        images: images to measure on, preferably not those that the atlas is built from; by default the spec's own.
+        limit: maximum number of images.
+        settings: changes to the spec for all rows.
         log: called with a line for each step.
     """
     plain = override(load_spec(spec), settings)
     variants: list[tuple[str, str]] = [("", "")]
-    for name, values in (vary or questions(plain)).items():
+    for name, values in (vary or default_variations(plain)).items():
         if not values or not name:
             raise SpecError(f"--vary {name or '='} has no values; write {name or 'clusters.selection'}=V,V.")
         variants += [(name, value) for value in values]
-    own_set, source = plain.images, plain.images.source if images is None else images
-    shown = None if source is None else image_set(source, split=own_set.split, column=own_set.column)
-    pictures = None if shown is None else shown.fingerprint
-    specs = {}  # all are read before anything is built, so that mistakes show at once
+    source = plain.images.source if images is None else images
+    measured_on = None if source is None else image_set(source, split=plain.images.split, column=plain.images.column)
+    fingerprint = None if measured_on is None else measured_on.fingerprint
+    specs = {}  # read all before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]
-        own = override(load_spec(spec), changed)
-        if name and own == plain:  # it has its row already
-            log(f"{name}={value} is what the spec says by itself")
+        variant = override(load_spec(spec), changed)
+        if name and variant == plain:  # it has its row already
+            log(f"{name}={value} is what the spec has anyway")
         else:
-            if own.model != plain.model:
-                load_tower(own.model)  # raises where there is no such layer
-            specs[name, value] = (changed, make_key("ablation", str(own), pictures, limit, versions())[:12])
+            if variant.model != plain.model:
+                load_tower(variant.model)  # raises where there is no such layer
+            specs[name, value] = (changed, make_key("ablation", str(variant), fingerprint, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():
 
-        def measured(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
+        def build_and_measure(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
             out = work / f"atlas-{key}"
             atlas = build(spec, out=out, work=work / "stages", settings=changed, quiet=True)
             measures = ("faithfulness", "monosemanticity", "dictionary")
-            found = evaluate(str(out), images=images, limit=limit, measures=measures)
-            numbers = {row.name: row.value for row in found.rows}
+            evaluation = evaluate(str(out), images=images, limit=limit, measures=measures)
+            numbers = {row.name: row.value for row in evaluation.rows}
             return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 
         log(f"{name}={value}" if name else "the spec as it is")
-        rows.append({"setting": name or "as it is", "value": value, **load_or_make(work / f"row-{key}.json", measured)})
+        rows.append(
+            {"setting": name or "as it is", "value": value, **load_or_make(work / f"row-{key}.json", build_and_measure)}
+        )
     return rows
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], about: str, out: Path) -> Path:
-    """The rows as a table in Markdown, and as JSON beside it.
+    """Write the rows as a Markdown table, ablations.md, and as ablations.json; returns the path of the table.
 
     Args:
-        rows: what `ablate` gave.
-        about: the command, for who reads the page.
+        rows: the rows that `ablate` returned.
+        about: the command that made them, for the reader.
         out: the folder.
     """
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "seconds"]
     lines = [
         "# What each setting of a build is worth",
         "",
-        f"Written by `{about}`. One setting is changed at a time; the first row is the spec as it is.",
+        f"Written by `{about}`. One setting is changed at a time; the first row is the unchanged spec.",
         "",
         f"| {' | '.join(columns)} |",
         "|" + "---|" * len(columns),

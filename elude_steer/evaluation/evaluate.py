@@ -1,95 +1,40 @@
-"""What an atlas is worth, in numbers and pictures: the measures of `evaluation`, beside the units as they were."""
+"""Measure an atlas: faithfulness, monosemanticity, geometry of the dictionary and efficiency, against the raw units.
+
+Images are read one batch at a time, and one pass of the tower serves all measures.
+"""
 
 from __future__ import annotations
 
-import html
-import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.reference_images import ReferenceImages
-from elude_steer.errors import EludeSteerWarning, SpecError, did_you_mean
+from elude_steer.atlas.build.activation_cache import read_item
+from elude_steer.atlas.build.pipeline import load_tower
+from elude_steer.errors import EludeSteerWarning, ImageError, SpecError, did_you_mean
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
-from elude_steer.evaluation.measures.efficiency import measure
-from elude_steer.evaluation.measures.faithfulness import caption_agreement
+from elude_steer.evaluation.measures.efficiency import measure_costs
+from elude_steer.evaluation.measures.faithfulness import R2, caption_agreement
 from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
-from elude_steer.evaluation.measures.monosemanticity import mean_percent
+from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
 from elude_steer.evaluation.measures.stability import stability
-from elude_steer.evaluation.one_pass import Viewing, items_of, read_items, source_of, tower_of, view
+from elude_steer.evaluation.report import MS_ROW, R2_ROW, Evaluation, Row
 from elude_steer.method.layers import layer_parameters, split_layer
 from elude_steer.models.hooks import swap_module
+from elude_steer.models.images import ImageSet, Item, image_set
 from elude_steer.models.vision import Tower
 from elude_steer.models.vlm import Vlm, limit_logits
-from elude_steer.utils import plotting
-from elude_steer.utils.files import write_file
+from elude_steer.specs import ModelSpec
 
 MEASURES = ("faithfulness", "monosemanticity", "dictionary", "efficiency")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One number.
-
-    Attributes:
-        measure: which file of `evaluation` it comes from.
-        name: what it is.
-        value: for the sub-units.
-        units: for the units before the split, where that says something.
-    """
-
-    measure: str
-    name: str
-    value: float | None
-    units: float | None = None
-
-
-_R2 = "R2, explicit layer"
-_TOO_FEW = "of {} pictures there is no MS-Score: it takes three or more that differ; give more of them."
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Measures of one atlas, and what it looks like.
-
-    Attributes:
-        atlas: the atlas.
-        tower: its model.
-        images: where the pictures come from.
-        image_count: how many it was measured on.
-        rows: the numbers.
-        scores: `(S,)` MS-Score of every sub-unit, and `unit_scores` of every unit; None where not asked for.
-    """
-
-    atlas: Atlas
-    tower: Tower
-    images: str
-    image_count: int
-    rows: tuple[Row, ...]
-    scores: torch.Tensor | None = None
-    unit_scores: torch.Tensor | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        known = {"atlas": self.atlas.name, "model": self.atlas.about["model"], "layer": self.atlas.about["layer"]}
-        seen = {"images": self.images, "pictures": self.image_count, "elude_steer": __version__}
-        return {**known, **seen, "rows": [asdict(row) for row in self.rows]}
-
-    def save(self, folder: Path) -> Path:
-        """Writes evaluation.json and report.html; returns the page's path."""
-        text, page = json.dumps(self.to_dict(), indent=1), _page(self)
-        write_file(folder / "evaluation.json", lambda file: file.write(text.encode()))
-        write_file(folder / "report.html", lambda file: file.write(page.encode()))
-        return folder / "report.html"
 
 
 def evaluate(
@@ -107,204 +52,233 @@ def evaluate(
     head: str | None = None,
     log: Callable[[str], object] = lambda line: None,
 ) -> Evaluation:
-    """Measures an atlas.
+    """Measure an atlas.
 
     Args:
         atlas: a folder, a name, or a Hub id.
-        images: pictures to measure on, as for a build; by default those of its recipe.
-        limit: how many of them.
-        measures: which, of `MEASURES`.
-        again: the atlas of another run, for the stability.
+        images: images to measure on, as for a build; by default those of its recipe.
+        limit: maximum number of images.
+        measures: some of `MEASURES`.
+        again: the atlas of another run of the same build, for the stability.
         model: another copy of the model.
-        device: where it runs.
-        warm_up: passes that do not count for the efficiency; the paper has 100.
-        runs: passes that do; the paper has 500.
-        compiled: whether `torch.compile` makes a program of the model before it is timed, as the paper does.
-        head: an image classifier on the same backbone, by folder or Hub id; its answers to pictures in folders named
-            after their classes are counted with the layer as it is and with the explicit one.
-        log: called with a line for each step.
+        device: where the model runs.
+        warm_up: passes before the efficiency is measured; the paper has 100.
+        runs: passes that are timed; the paper has 500.
+        compiled: whether to time the model after `torch.compile`, as the paper does.
+        head: an image classifier on the same backbone, by folder or Hub id. Images must be in folders named after their
+            classes; its accuracy is measured with the original and with the explicit layer.
+        log: called with the name of each step.
+
+    Example:
+        >>> evaluation = evaluate("toyland", images="toyland:77001", limit=100)
+        >>> evaluation.save(Path("evaluation"))
     """
     measures = tuple(dict.fromkeys(measures))
+    _check_measures(measures, again, head)
+    loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
+    tower = load_atlas_tower(loaded, model, device)
+    if other is not None:
+        other.check(tower.layer)
+    source = open_images(loaded, images, limit)
+    items, r2, peaks = choose_items(source, limit), R2(), dict[str, Peaks]()
+    with_r2, with_peaks = "faithfulness" in measures, "monosemanticity" in measures
+    if with_r2 or with_peaks:
+        log("what the layer sees")
+        items, r2, peaks = run_tower(loaded, tower, items, with_r2=with_r2, with_peaks=with_peaks)
+    scores = {kind: found.scores() for kind, found in peaks.items()}
+    silent = [float(found.silent.double().mean()) for found in peaks.values()]
+    del peaks  # gigabytes at full size, which must not count as memory of the model
+    rows: list[Row] = []
+    for name in measures:
+        log(name)
+        if name == "faithfulness":
+            rows += _measure_faithfulness(loaded, tower, items, r2)
+            if head is not None:
+                names = [item.id for item in source.items()]
+                rows.append(
+                    Row(name, f"accuracy of '{head}'", *head_accuracy(head, loaded, items, names, device=device))
+                )
+        elif name == "monosemanticity":
+            rows += _measure_monosemanticity(list(scores.values()), silent, len(items))
+        elif name == "dictionary":
+            rows += _measure_dictionary(loaded, other, str(again), tower)
+        else:
+            (batch,) = islice(read_batches(items, 8), 1)
+            rows += _measure_efficiency(loaded, tower, [image for _, image in batch], warm_up, runs, compiled)
+    unit_scores = scores.get("units")
+    return Evaluation(loaded, tower, source.name, len(items), tuple(rows), scores.get("sub-units"), unit_scores)
+
+
+def load_atlas_tower(atlas: Atlas, model: str | None = None, device: str | None = None) -> Tower:
+    """The model that an atlas was built for, or another copy of it."""
+    spec = atlas.about["spec"]["model"]
+    tower = load_tower(ModelSpec(**{**spec, **({"id": model, "revision": None} if model else {})}), device)
+    atlas.check(tower.layer)
+    return tower
+
+
+def open_images(atlas: Atlas, images: Any, limit: int) -> ImageSet:
+    """The images to measure on, by default those of the atlas's recipe.
+
+    Of files the set holds all, so that `choose_items` can spread its choice over all folders; of other sources it holds
+    the first `limit`.
+    """
+    spec = atlas.about["spec"]["images"]
+    source = spec["source"] if images is None else images
+    if source is None:
+        raise SpecError("the atlas does not say which images it was built from; give some: --images FOLDER.")
+    files = isinstance(source, str | Path) and Path(source).exists()
+    return image_set(source, split=spec["split"], column=spec["column"], limit=None if files else limit)
+
+
+def choose_items(source: ImageSet, limit: int) -> list[Item]:
+    """Up to `limit` images, evenly spread over a source; none of them is read yet."""
+    length = source.length
+    chosen = None if length is None or length <= limit else {number * length // limit for number in range(limit)}
+    items = list(islice((item for item in source.items() if chosen is None or item.index in chosen), limit))
+    if not items:
+        raise ImageError(f"{source.name} has no images to measure on.")
+    return items
+
+
+def read_batches(items: Sequence[Item], size: int) -> Iterator[list[tuple[Item, Any]]]:
+    """Read images in batches of at most `size`; unreadable ones are left out and named in a warning."""
+    skipped: dict[str, str] = {}
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
+        images = [(item, result[0]) for item in batch if (result := read_item(item, skipped)) is not None]
+        if images:
+            yield images
+    if skipped:
+        names = "; ".join(f"{name} ({cause})" for name, cause in list(skipped.items())[:5])
+        more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        if len(skipped) == len(items):
+            raise ImageError(f"none of the {len(items)} images can be read: {names}{more}.")
+        text = f"{len(skipped)} images cannot be read and were left out: {names}{more}"
+        warnings.warn(text, EludeSteerWarning, stacklevel=2)
+
+
+@torch.inference_mode()
+def run_tower(
+    atlas: Atlas, tower: Tower, items: Sequence[Item], *, with_r2: bool = True, with_peaks: bool = True
+) -> tuple[list[Item], R2, dict[str, Peaks]]:
+    """Run the tower once over the images, in batches of the same size as when the atlas was built.
+
+    Returns:
+        The items that could be read; R2 of the explicit layer against the layer, both in the precision of the model;
+        the strongest images of `sub-units`, and of `units` before the split. What is not asked for is empty.
+    """
+    weight, bias = (tensor.float() for tensor in layer_parameters(tower.layer))
+    readable, r2, peaks = list[Item](), R2(), dict[str, Peaks]()
+    if with_r2:
+        layer = _as_linear(tower.layer)
+        explicit = split_layer(layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
+    if with_peaks:
+        sub_units = atlas.sub_units(range(len(atlas)), tower.layer)
+        peaks = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
+    for batch in read_batches(items, int(atlas.about["spec"]["tokens"]["batch_size"])):
+        readable += [item for item, _ in batch]
+        for tiles in tower.encode([image for _, image in batch]):  # (tiles, tokens, d_in)
+            q = tiles[:, tower.token_indices(tiles.shape[1]).to(tiles.device)].flatten(0, 1)
+            if with_r2:
+                inputs = q.to(layer.weight.dtype)
+                r2.add(layer(inputs).float(), explicit(inputs).float())
+            if with_peaks:
+                out = q.float() @ weight.T + bias  # (tokens, d_out)
+                peaks["sub-units"].add(sub_units.activations(q), out)
+                peaks["units"].add(out, out)
+    return readable, r2, peaks
+
+
+def _check_measures(measures: Sequence[str], again: str | None, head: str | None) -> None:
+    """Raise for unknown measures, and for arguments of measures that are not asked for."""
     for name in measures or [""]:
         if name not in MEASURES:
             raise SpecError(
                 f"there is no measure '{name}'.{did_you_mean(name, MEASURES)} There are {', '.join(MEASURES)}."
             )
-    for given, name in ((again, "dictionary"), (head, "faithfulness")):
-        if given is not None and name not in measures:
-            raise SpecError(f"'{given}' is for the measure '{name}', which is not asked for; ask for it too.")
-    loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
-    tower = tower_of(loaded, model, device)
-    if other is not None:
-        other.check(tower.layer)
-    source = source_of(loaded, images, limit)
-    items = items_of(source, limit)
-    seen = Viewing(items)
-    passes = {"sums": "faithfulness" in measures, "peaks": "monosemanticity" in measures}
-    if any(passes.values()):  # one pass of the tower serves both
-        log("what the layer sees")
-        seen = view(loaded, tower, items, **passes)
-    scores = {kind: peaks.scores() for kind, peaks in seen.peaks.items()}
-    silent = [float(peaks.silent.double().mean()) for peaks in seen.peaks.values()]
-    seen.peaks.clear()  # gigabytes at full size, which are no part of what a model takes
-    rows: list[Row] = []
-    for name in measures:
-        log(name)
-        if name == "faithfulness":
-            rows += _faithfulness(loaded, tower, seen)
-            if head is not None:
-                names = [item.id for item in source.items()]
-                kept, plain = head_accuracy(head, loaded, seen.items, names, device=device)
-                rows.append(Row(name, f"accuracy of '{head}'", kept, plain))
-        elif name == "monosemanticity":
-            means = [None if values.isnan().all() else mean_percent(values) for values in scores.values()]
-            rows += [Row(name, "MS-Score, %", *means), Row(name, "never fire, share", *silent)]
-            if None in means:
-                warnings.warn(_TOO_FEW.format(len(seen.items)), EludeSteerWarning, stacklevel=2)
-        elif name == "dictionary":
-            rows += _dictionary(loaded, other, str(again), tower)
-        else:
-            (batch,) = islice(read_items(seen.items, 8), 1)
-            rows += _efficiency(loaded, tower, [picture for _, picture in batch], warm_up, runs, compiled)
-    both = (scores.get("sub-units"), scores.get("units"))
-    return Evaluation(loaded, tower, source.name, len(seen.items), tuple(rows), *both)
+    for argument, name in ((again, "dictionary"), (head, "faithfulness")):
+        if argument is not None and name not in measures:
+            raise SpecError(f"'{argument}' is for the measure '{name}', which is not asked for; ask for it too.")
 
 
 @torch.inference_mode()
-def _faithfulness(atlas: Atlas, tower: Tower, seen: Viewing) -> list[Row]:
-    rows = [Row("faithfulness", _R2, seen.r2.value)]
+def _measure_faithfulness(atlas: Atlas, tower: Tower, items: Sequence[Item], r2: R2) -> list[Row]:
+    rows = [Row("faithfulness", R2_ROW, r2.value)]
     if isinstance(tower, Vlm):
         explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
-        shown = seen.items[:50]
-        share = caption_agreement(tower, explicit, (item.read()[0] for item in shown))
-        rows.append(Row("faithfulness", f"same caption, {len(shown)} pictures", share))
+        captioned = items[:50]
+        share = caption_agreement(tower, explicit, (item.read()[0] for item in captioned))
+        # The name is a key of ablations.json, so it stays.
+        rows.append(Row("faithfulness", f"same caption, {len(captioned)} pictures", share))
     return rows
 
 
-def _dictionary(atlas: Atlas, other: Atlas | None, name: str, tower: Tower) -> list[Row]:
+def _measure_monosemanticity(scores: Sequence[torch.Tensor], silent: Sequence[float], images: int) -> list[Row]:
+    """Rows from the scores of sub-units and units, and the shares of them that never fire."""
+    means = [None if values.isnan().all() else mean_percent(values) for values in scores]
+    if None in means:
+        text = f"{images} images give no MS-Score: it needs at least three that differ; give more of them."
+        warnings.warn(text, EludeSteerWarning, stacklevel=3)
+    return [Row("monosemanticity", MS_ROW, *means), Row("monosemanticity", "never fire, share", *silent)]
+
+
+def _measure_dictionary(atlas: Atlas, other: Atlas | None, other_name: str, tower: Tower) -> list[Row]:
     weight = layer_parameters(tower.layer)[0].float().cpu()
 
-    def vectors(of: Atlas) -> list[torch.Tensor]:
-        rows = of.sub_units(range(len(of)), tower.layer).weight.cpu()
-        return [rows[list(of.sub_units_of(unit))][~of.dead[list(of.sub_units_of(unit))]] for unit in range(of.d_out)]
+    def vectors_by_unit(atlas: Atlas) -> list[torch.Tensor]:
+        """The incoming weights of the living sub-units, unit by unit."""
+        rows = atlas.sub_units(range(len(atlas)), tower.layer).weight.cpu()
+        units = [list(atlas.sub_units_of(unit)) for unit in range(atlas.d_out)]
+        return [rows[numbers][~atlas.dead[numbers]] for numbers in units]
 
-    own = vectors(atlas)
-    alive = torch.cat(own)
+    by_unit = vectors_by_unit(atlas)
+    alive = torch.cat(by_unit)
     rows = [
         Row("dictionary", "effective rank of the incoming weights", effective_rank(alive), effective_rank(weight)),
         Row("dictionary", "collinearity (1 = duplicates)", collinearity(alive), collinearity(weight)),
     ]
     if other is not None:
-        rows.append(Row("dictionary", f"stability against '{name}'", stability(own, vectors(other))))
+        rows.append(Row("dictionary", f"stability against '{other_name}'", stability(by_unit, vectors_by_unit(other))))
     return rows
 
 
-def _efficiency(
-    atlas: Atlas, tower: Tower, pictures: Sequence[Any], warm_up: int, runs: int, compiled: bool
+def _measure_efficiency(
+    atlas: Atlas, tower: Tower, images: Sequence[Any], warm_up: int, runs: int, compiled: bool
 ) -> list[Row]:
-    inputs = tower.prepare(pictures)
-    few = limit_logits(tower.model, 1)
+    inputs = tower.prepare(images)
+    options = limit_logits(tower.model, 1)
 
-    @cache  # made when its turn comes, so that the bare model's peak is without it
-    def explicit() -> torch.nn.Module:
+    @cache  # made on first use, so that the peak of the bare model does not include it
+    def explicit() -> nn.Module:
         return split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
 
     def call() -> None:
         if isinstance(inputs, torch.Tensor):
             tower.model(inputs.to(tower.device))
         else:
-            tower.model(**inputs, **few)
+            tower.model(**inputs, **options)
 
-    ways: dict[str, Callable[[], Any]] = {
+    variants: dict[str, Callable[[], Any]] = {
         "bare": nullcontext,
         "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit()),
     }
     compiler = torch.compile if compiled else None
-    costs = measure(call, ways, warm_up=warm_up, runs=runs, compiled=compiler, device=tower.device)
-    own, plain = costs["explicit"], costs["bare"]
-    batch = f"a batch of {len(pictures)}"
+    costs = measure_costs(call, variants, warm_up=warm_up, runs=runs, compiler=compiler, device=tower.device)
+    split, bare = costs["explicit"], costs["bare"]
     return [
-        Row("efficiency", f"explicit layer, ms {batch}", own.milliseconds, plain.milliseconds),
-        Row("efficiency", "explicit layer, % more time, pass by pass", 100 * own.slower, 0.0),
-        Row("efficiency", "explicit layer, peak MB", own.megabytes, plain.megabytes),
+        Row("efficiency", f"explicit layer, ms a batch of {len(images)}", split.milliseconds, bare.milliseconds),
+        Row("efficiency", "explicit layer, % more time, pass by pass", 100 * split.slower, 0.0),
+        Row("efficiency", "explicit layer, peak MB", split.megabytes, bare.megabytes),
     ]
 
 
-_STYLE = """
-:root { color-scheme: light dark } body { margin: 0 auto; max-width: 1000px; padding: 36px 20px 60px;
-  font: 16px/1.5 system-ui, sans-serif } h1 { font-size: 26px } h2 { font-size: 19px; margin: 34px 0 10px }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 5px 12px 5px 0;
-  border-bottom: 1px solid #8884 } td.n { text-align: right; font-variant-numeric: tabular-nums }
-.soft { opacity: .7; font-size: 14px } img { max-width: 100%; border-radius: 6px; background: #fff }
-.figures { display: flex; flex-wrap: wrap; gap: 20px } .parts { display: flex; flex-wrap: wrap; gap: 10px }
-"""
-
-
-def _page(found: Evaluation) -> str:
-    atlas, about = found.atlas, found.atlas.about
-    body = "".join(
-        f'<tr><td>{html.escape(row.measure)}</td><td>{html.escape(row.name)}</td><td class="n">{_shown(row.value)}</td>'
-        f'<td class="n">{_shown(row.units)}</td></tr>'
-        for row in found.rows
-    )
-    counts = torch.bincount(atlas.units, minlength=atlas.d_out)
-    charts = [
-        (plotting.histogram(counts.tolist(), "sub-units of a unit"), "how many sub-units units have"),
-        (
-            plotting.histogram(atlas.rho[counts > 1].tolist(), "rho of the units that were split"),
-            "rho of split units",
-        ),
-    ]
-    if found.scores is not None and found.unit_scores is not None:
-        own, before = ((scores[~scores.isnan()] * 100).tolist() for scores in (found.scores, found.unit_scores))
-        for values, of in ((own, "sub-units"), (before, "units")):  # over one range, so that they can be compared
-            charts.append(
-                (plotting.histogram(values, f"MS-Score of {of}, %", axis_values=own + before), f"MS-Score of {of}")
-            )
-    r2 = next((row.value for row in found.rows if row.name == _R2), None)
-    ms = next((row for row in found.rows if row.name == "MS-Score, %" and None not in (row.value, row.units)), None)
-    if r2 is not None and ms is not None:
-        points = [(float(ms.units or 0), 1.0), (float(ms.value or 0), r2)]
-        names = ["units", "sub-units"]
-        pareto = plotting.scatter(points, x="MS-Score, %", y="R2", marked=[1], names=names, side=380, y_min=0.0)
-        charts.append((pareto, "MS-Score against R2 of units and sub-units"))
-    images = "".join(f'<img alt="{says}" src="{plotting.data_uri(chart)}">' for chart, says in charts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(atlas.name)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{html.escape(atlas.name)}</h1><p>{len(atlas):,} sub-units of {atlas.d_out:,} units of layer "
-        f"<code>{html.escape(str(about['layer']))}</code>, measured on "
-        f"{found.image_count:,} pictures of {html.escape(found.images)}.</p>"
-        f"<table><thead><tr><th>measure</th><th></th><th>sub-units</th><th>units before</th></tr></thead>"
-        f'<tbody>{body}</tbody></table><h2>The split</h2><div class="figures">{images}</div>{_collages(found)}'
-        f'<p class="soft">elude_steer {__version__}</p></body></html>\n'
-    )
-
-
-def _collages(found: Evaluation, units: int = 4) -> str:
-    """The units that fell into most parts: their sixteen strongest pictures, and four of each of their parts."""
-    if not isinstance(found.tower, Vlm):
-        return ""
-    atlas, specimens = found.atlas, ReferenceImages(found.atlas, found.tower)
-    counts = torch.bincount(atlas.units, minlength=atlas.d_out)
-    shown = []
-    for unit in counts.sort(descending=True, stable=True).indices[:units].tolist():
-        rows = [("before the split", specimens.for_unit(unit, 16, 96))]
-        rows += [
-            (atlas.labels[one] if atlas.labels is not None else f"sub-unit {one}", specimens.for_sub_unit(one, 4, 96))
-            for one in atlas.sub_units_of(unit)
-        ]
-        if rows[0][1]:
-            whole = plotting.data_uri(plotting.collage(rows[:1], columns=16))
-            parts = [plotting.data_uri(plotting.collage([row], columns=4, cell=64)) for row in rows[1:]]
-            says = [html.escape(f"four pictures that {name} fires for") for name, _ in rows[1:]]
-            pictures = "".join(f'<img alt="{said}" src="{part}">' for said, part in zip(says, parts, strict=True))
-            title = f"<h2>Unit {unit}, and its {len(parts)} parts</h2>"
-            first = f"sixteen pictures that unit {unit} fires for"
-            shown.append(f'{title}<p><img alt="{first}" src="{whole}"></p><div class="parts">{pictures}</div>')
-    told = '<p class="soft">Pictures that the atlas was built from, where each fires most; the patch is framed.</p>'
-    return "".join(shown[:1] and [told, *shown])
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}"
+def _as_linear(layer: nn.Module) -> nn.Linear:
+    """The layer itself, or the linear layer that a 1x1 convolution applies at each position of a map."""
+    if isinstance(layer, nn.Linear):
+        return layer
+    weight, bias = layer_parameters(layer)
+    linear = nn.Linear(weight.shape[1], len(weight), device=weight.device, dtype=next(layer.parameters()).dtype)
+    linear.weight.copy_(weight)
+    linear.bias.copy_(bias)
+    return linear

@@ -1,4 +1,4 @@
-"""Which of several atlases, or the units before them, judges find more coherent: pairs of grids, and the table."""
+"""Let judges compare atlases with each other and with the raw units: draws pairs of grids, asks, and ranks."""
 
 from __future__ import annotations
 
@@ -14,50 +14,61 @@ import torch
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.measures.llm_judges import SIDE, Judge, Pair, Ranking, ask, check_judges, picture_grid, rank
-from elude_steer.evaluation.one_pass import items_of, source_of, tower_of, view
+from elude_steer.evaluation.evaluate import choose_items, load_atlas_tower, open_images, run_tower
+from elude_steer.evaluation.measures.llm_judges import (
+    SIDE,
+    Judge,
+    Pair,
+    Ranking,
+    ask_judges,
+    check_judges,
+    make_grid,
+    rank_methods,
+)
 from elude_steer.utils.files import check_folder, home
 
 UNITS = "units before the split"
 
 
 def read_judge(text: str) -> Judge:
-    """A judge from `MODEL@URL`, or `MODEL@URL#VARIABLE` where the environment holds its key."""
+    """Parse a judge from `MODEL@URL`, or from `MODEL@URL#VARIABLE` where an environment variable holds its key."""
     found = re.fullmatch(r"(.+?)@(https?://[^#\s]+)(?:#(\w+))?", text.strip())
     if found is None:
         raise SpecError(
-            f"'{text}' is no judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
+            f"'{text}' is not a judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
         )
     try:
-        there = urlsplit(found[2])
-        if not there.hostname or there.port == 0:
+        address = urlsplit(found[2])
+        if not address.hostname or address.port == 0:
             raise ValueError("no host")
     except ValueError as error:
-        raise SpecError(f"'{found[2]}' is no address ({error}); write one such as http://localhost:8000/v1") from error
+        raise SpecError(
+            f"'{found[2]}' is not an address ({error}); write one such as http://localhost:8000/v1"
+        ) from error
     return Judge(found[1], found[2], found[3] or "")
 
 
 def draw_pairs(
-    methods: Mapping[str, torch.Tensor], picture: Callable[[int], Any], *, count: int = 50, seed: int = 42
+    methods: Mapping[str, torch.Tensor], read_image: Callable[[int], Any], *, count: int = 50, seed: int = 42
 ) -> list[Pair]:
-    """So many pairs of latents of every two methods, drawn by lot, as grids.
+    """Draw random pairs of latents for every two methods, as grids of their strongest images.
 
     Args:
-        methods: name -> `(latents, 9)` numbers of the pictures each fires most for.
-        picture: a number to its picture.
-        count: pairs of two methods.
-        seed: of the lot.
+        methods: name -> `(latents, 9)` numbers of the images that activate each latent most.
+        read_image: reads the image with this number.
+        count: number of pairs for every two methods.
+        seed: for the random draw.
     """
     pairs = []
     for number, (one, other) in enumerate(combinations(methods, 2)):
         rng = np.random.default_rng([seed, number])
-        for at in range(count):
+        for index in range(count):
             rows = [int(rng.integers(len(methods[name]))) for name in (one, other)]
             grids = [
-                picture_grid([picture(int(i)) for i in methods[name][row]])
+                make_grid([read_image(int(i)) for i in methods[name][row]])
                 for name, row in zip((one, other), rows, strict=True)
             ]
-            pairs.append(Pair(one, other, (grids[0], grids[1]), f"{at}: {rows[0]} and {rows[1]}"))
+            pairs.append(Pair(one, other, (grids[0], grids[1]), f"{index}: {rows[0]} and {rows[1]}"))
     return pairs
 
 
@@ -78,12 +89,12 @@ def judge_atlases(
 
     Args:
         atlases: folders, names or Hub ids.
-        judges: who is asked; the paper has three.
-        images: pictures, as for a build; by default those of the first atlas's recipe.
-        limit: how many of them.
-        count: pairs of latents of every two methods.
-        seed: of their lot.
-        work: where answers are kept; by default below `ELUDE_STEER_HOME`.
+        judges: the judges to ask; the paper has three.
+        images: images, as for a build; by default those of the first atlas's recipe.
+        limit: maximum number of images.
+        count: number of pairs of latents for every two methods.
+        seed: for the random draw of pairs.
+        work: where replies are stored; by default below `ELUDE_STEER_HOME`.
         device: where the model runs.
         confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
         log: called with a line for each step.
@@ -91,29 +102,28 @@ def judge_atlases(
     check_judges(judges)
     folder = check_folder(work or home() / "work" / "judge")
     if not atlases or len(set(atlases)) < len(atlases):
-        raise SpecError(f"judges compare atlases, each named once, not {', '.join(atlases) or 'none'}.")
+        raise SpecError(f"name the atlases to judge, each once, not {', '.join(atlases) or 'none'}.")
     loaded = [Atlas.load(name) for name in atlases]
     layers = {(str(atlas.about["layer"]), atlas.about["weights"]) for atlas in loaded}
     if len(layers) > 1:
-        named = ", ".join(sorted(layer for layer, _ in layers))
-        raise SpecError(f"judges compare atlases of one layer with the same weights, not of {named}.")
+        different = ", ".join(sorted(layer for layer, _ in layers))
+        raise SpecError(f"judges compare atlases of one layer with the same weights, not of {different}.")
     names = [atlas.name for atlas in loaded]
     if len(set(names)) < len(names):
         names = [str(name) for name in atlases]
-    items = items_of(source_of(loaded[0], images, limit), limit)
+    items = choose_items(open_images(loaded[0], images, limit), limit)
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
-        log(f"looking for what '{name}' fires for")
-        seen = view(atlas, tower_of(atlas, device=device), items, sums=False)
-        items = seen.items  # those that can be read
-        methods[name] = seen.peaks["sub-units"].top(SIDE * SIDE)
-        methods.setdefault(UNITS, seen.peaks["units"].top(SIDE * SIDE))
+        log(f"finding the images that '{name}' fires for")
+        items, _, peaks = run_tower(atlas, load_atlas_tower(atlas, device=device), items, with_r2=False)
+        methods[name] = peaks["sub-units"].top(SIDE * SIDE)
+        methods.setdefault(UNITS, peaks["units"].top(SIDE * SIDE))
     for name, rows in methods.items():
         if not len(rows):
-            raise SpecError(f"nothing of '{name}' fires for {SIDE * SIDE} of the pictures; give more of them.")
+            raise SpecError(f"nothing in '{name}' fires for {SIDE * SIDE} of the images; give more of them.")
     pairs = draw_pairs(methods, lambda number: items[number].read()[0], count=count, seed=seed)
-    answers = ask(judges, pairs, folder, confirm=confirm, log=log)
+    answers = ask_judges(judges, pairs, folder, confirm=confirm, log=log)
     if all(answer.winner is None for answer in answers):
-        heard = f"{len(answers)} answers, neither A nor B, kept in '{folder}'" if answers else "no answer at all"
-        raise SpecError(f"there is nothing to rank: {heard}; check the judges' URLs and models, then ask again.")
-    return rank(judges, pairs, answers)
+        replies = f"{len(answers)} answers, neither A nor B, stored in '{folder}'" if answers else "no answer at all"
+        raise SpecError(f"there is nothing to rank: {replies}; check the judges' URLs and models, then ask again.")
+    return rank_methods(judges, pairs, answers)

@@ -1,1 +1,1 @@
-"""What ELUDe is compared with: sparse autoencoders and other dictionaries."""
+"""Baselines for ELUDe: sparse autoencoders and other dictionaries."""

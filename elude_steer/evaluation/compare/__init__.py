@@ -1,1 +1,1 @@
-"""The comparison of all methods: who takes part, what is measured, how it runs, its tables."""
+"""The comparison of ELUDe with its baselines on toyland."""

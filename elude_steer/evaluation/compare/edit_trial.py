@@ -49,7 +49,7 @@ class EditTrial:
     def caption_agreement(self, dictionary: Dictionary) -> float:
         """Share of captions that stay the same when the dictionary's reconstruction replaces the layer's output."""
         images = [case.image for case in self.reported.cases]
-        return caption_agreement(self.vlm, _Reconstruction(dictionary), images, size=32, said=self.baselines)
+        return caption_agreement(self.vlm, _Reconstruction(dictionary), images, size=32, baselines=self.baselines)
 
     def steer(self, latents: NamedDictionary, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Choose the best points of a grid on the tuning scenes, and score them on the reported ones.

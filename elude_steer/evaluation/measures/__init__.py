@@ -1,1 +1,1 @@
-"""One file a measure."""
+"""Measures of a dictionary of sub-units or latents, one file for each."""

@@ -1,9 +1,8 @@
-"""A classifier on the backbone that an atlas splits: is it as often right with the explicit layer?"""
+"""Accuracy of an image classifier on the backbone that an atlas splits, with the original and the explicit layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,15 +26,15 @@ def head_accuracy(
     device: str | None = None,
     size: int = 16,
 ) -> tuple[float, float]:
-    """How often a classifier is right with the explicit layer, and as it is.
+    """The accuracy of a classifier with the explicit layer, and with the original one.
 
     Args:
         model_id: an image classifier of transformers on the atlas's backbone, such as DINOv2 with its linear head.
-        atlas: says what the layer is split into.
-        items: pictures that can be read; their folders are the classes.
-        names: of all pictures there are, which tell what folders there are.
-        device: where it runs.
-        size: pictures that are looked at together.
+        atlas: the split of the layer.
+        items: readable images; their folders are the classes.
+        names: ids of all images of the source, from which all folders are known.
+        device: where the model runs.
+        size: batch size.
     """
     from transformers import AutoModelForImageClassification
 
@@ -43,7 +42,7 @@ def head_accuracy(
     processor = load_image_processor(model_id)
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
-    classes = _classes([item.id for item in items], names, model.config.id2label)
+    classes = _find_classes([item.id for item in items], names, model.config.id2label)
 
     def logits(batch: Sequence[Any]) -> torch.Tensor:
         pixels = processor(images=list(batch), return_tensors="pt")["pixel_values"]
@@ -54,29 +53,27 @@ def head_accuracy(
             yield [item.read()[0] for item in items[start : start + size]], classes[start : start + size]
 
     explicit = split_layer(layer, atlas.members().to(model.device), atlas.units.to(model.device))
-    found = []
-    for way in (swap_module(model, name, explicit), nullcontext()):
-        with way:
-            found.append(accuracy(logits, batches()))
-    return found[0], found[1]
+    with swap_module(model, name, explicit):
+        explicit_accuracy = accuracy(logits, batches())
+    return explicit_accuracy, accuracy(logits, batches())
 
 
-def _classes(names: Sequence[str], every: Sequence[str], known: Mapping[int, str]) -> list[int]:
-    """A picture's class from its folder: the class's name, one of several between commas, or its number.
+def _find_classes(names: Sequence[str], all_names: Sequence[str], classes: Mapping[int, str]) -> list[int]:
+    """The class of each image, from its folder: a class's name, one of its names between commas, or its number.
 
-    Folders that are none of these, such as ImageNet's, stand for the classes in their order where they are as many.
+    Folders with other names, such as ImageNet's, stand for the classes in alphabetical order, if there are as many.
     """
     folders = [PurePosixPath(name).parent.name for name in names]
-    numbers = {part.strip().lower(): number for number, text in known.items() for part in [*text.split(","), text]}
-    numbers |= {str(number): number for number in known}
+    numbers = {part.strip().lower(): number for number, text in classes.items() for part in [*text.split(","), text]}
+    numbers |= {str(number): number for number in classes}
     if all(folder.lower() in numbers for folder in folders):
         return [numbers[folder.lower()] for folder in folders]
-    there = sorted({PurePosixPath(name).parent.name for name in every})
-    if len(there) != len(known):
+    all_folders = sorted({PurePosixPath(name).parent.name for name in all_names})
+    if len(all_folders) != len(classes):
         unknown = next(folder for folder in folders if folder.lower() not in numbers)
         raise SpecError(
-            f"the classifier knows no class '{unknown}'; put pictures into folders named after its {len(known)} "
-            f"classes ('{known[min(known)]}', …), or into as many folders in their order, not {len(there)}."
+            f"the classifier has no class '{unknown}'; put images into folders named after its {len(classes)} "
+            f"classes ('{classes[min(classes)]}', …), or into as many folders in their order, not {len(all_folders)}."
         )
-    order = {folder: number for number, folder in enumerate(there)}
+    order = {folder: number for number, folder in enumerate(all_folders)}
     return [order[folder] for folder in folders]

@@ -1,4 +1,4 @@
-"""What a layer costs when it runs, the way the paper measures it: passes that warm up, passes that count, memory."""
+"""Time and memory of a forward pass, measured as in the paper: warm-up passes, then timed passes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from elude_steer.utils.memory import peak_megabytes, reset_peak
 
 @dataclass(frozen=True)
 class Cost:
-    """What one way of running a model takes.
+    """What one variant of a model costs.
 
     Attributes:
-        milliseconds: median of a pass.
-        megabytes: the peak while passes ran: of the GPU's memory, or else of the process; None where nobody tells.
-        slower: share of time beyond the first way's, pass by pass.
-        larger: share of memory beyond the first way's.
+        milliseconds: median time of a pass.
+        megabytes: peak memory during the passes, of the GPU or else of the process; None where it is unknown.
+        slower: extra time as a share of the first variant's, compared pass by pass.
+        larger: extra memory as a share of the first variant's.
     """
 
     milliseconds: float
@@ -31,61 +31,60 @@ class Cost:
     larger: float | None = None
 
 
-def measure(
+def measure_costs(
     call: Callable[[], Any],
-    ways: Mapping[str, Callable[[], AbstractContextManager[Any]]],
+    variants: Mapping[str, Callable[[], AbstractContextManager[Any]]],
     *,
     warm_up: int = 100,
     runs: int = 500,
-    compiled: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+    compiler: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     device: str | torch.device = "cpu",
 ) -> dict[str, Cost]:
-    """What each way costs beside the first one.
+    """The cost of each variant, relative to the first one.
 
-    Ways take turns pass by pass, so that a machine that is busy for a while is so for all of them; where the call is
-    compiled (the paper does), each way runs by itself, because another layer means another program.
+    Variants alternate pass by pass, so that other load on the machine affects all of them. With a compiler (as in the
+    paper), each variant runs on its own, because another layer means another program.
 
     Args:
-        call: one forward pass.
-        ways: name -> context in which the pass runs that way; the first is the bare model (`nullcontext`).
-        warm_up: passes that do not count.
-        runs: passes that do.
-        compiled: e.g. `torch.compile`; makes another callable of `call` for each way.
-        device: what the passes run on.
+        call: runs one forward pass.
+        variants: name -> context in which the pass runs; the first is the bare model (`nullcontext`).
+        warm_up: passes before the measurement.
+        runs: passes that are timed.
+        compiler: for example `torch.compile`; compiles `call` anew for each variant.
+        device: the device that the passes run on.
     """
-    if not ways or runs < 1:
-        raise ValueError("measure needs at least one way and one run.")
-    on = torch.device(device)
-    cuda = on.type == "cuda"
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    if not variants or runs < 1:
+        raise ValueError("measure_costs needs at least one variant and one run.")
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     peaks: dict[str, float | None] = {}
-    for name, way in ways.items():
-        with way():
-            own = compiled(call) if compiled is not None else call
+    for name, variant in variants.items():
+        with variant():
+            run = compiler(call) if compiler is not None else call
             for _ in range(warm_up):
-                _timed(own, cuda)  # in the mode that counts: another would be compiled again, and keep a graph
-            reset_peak(on)
-            for _ in range(runs if compiled is not None else 1):
-                seconds[name].append(_timed(own, cuda))
-            peaks[name] = peak_megabytes(on)
-    if compiled is None:
+                _time_call(run, cuda)  # in inference mode too: another mode would compile again, and keep a graph
+            reset_peak(device)
+            for _ in range(runs if compiler is not None else 1):
+                seconds[name].append(_time_call(run, cuda))
+            peaks[name] = peak_megabytes(device)
+    if compiler is None:
         for _ in range(runs - 1):
-            for name, way in ways.items():
-                with way():
-                    seconds[name].append(_timed(call, cuda))
-    first = next(iter(ways))
-    bare = peaks[first]
-    found = {}
-    for name, own_seconds in seconds.items():
-        pairs = zip(own_seconds, seconds[first], strict=True)
+            for name, variant in variants.items():
+                with variant():
+                    seconds[name].append(_time_call(call, cuda))
+    first = next(iter(variants))
+    bare_peak = peaks[first]
+    costs = {}
+    for name, times in seconds.items():
         peak = peaks[name]
-        larger = peak / bare - 1 if peak is not None and bare else None
-        slower = statistics.median(a / b for a, b in pairs) - 1
-        found[name] = Cost(1000 * statistics.median(own_seconds), peak, slower, larger)
-    return found
+        larger = peak / bare_peak - 1 if peak is not None and bare_peak else None
+        slower = statistics.median(a / b for a, b in zip(times, seconds[first], strict=True)) - 1
+        costs[name] = Cost(1000 * statistics.median(times), peak, slower, larger)
+    return costs
 
 
-def _timed(call: Callable[[], Any], cuda: bool) -> float:
+def _time_call(call: Callable[[], Any], cuda: bool) -> float:
     if cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()

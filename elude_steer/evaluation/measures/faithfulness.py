@@ -1,4 +1,4 @@
-"""Whether a model with another layer in it is still the same model: outputs, answers of a head, captions."""
+"""Faithfulness: whether a model behaves the same after its layer is replaced, in outputs, a classifier and captions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elude_steer.models.vlm import PROMPT, Vlm
 
 
 class R2:
-    """The share of the variance of some outputs that others explain, gathered piece by piece.
+    """Share of the variance of the true outputs that approximate ones explain, accumulated batch by batch.
 
     Example:
         >>> r2 = R2()
@@ -28,25 +28,25 @@ class R2:
         self.mean: torch.Tensor | float = 0.0
         self.spread = 0.0
 
-    def add(self, true: torch.Tensor, made: torch.Tensor) -> None:
-        """Some tokens, `(tokens, d_out)` each."""
-        if true.shape != made.shape:
-            raise ValueError(f"outputs of shape {tuple(true.shape)} are compared with {tuple(made.shape)}.")
-        true, made = true.double().flatten(0, -2), made.double().flatten(0, -2)
+    def add(self, true: torch.Tensor, approximate: torch.Tensor) -> None:
+        """Add a batch of tokens, `(tokens, d_out)` each."""
+        if true.shape != approximate.shape:
+            raise ValueError(f"outputs of shape {tuple(true.shape)} are compared with {tuple(approximate.shape)}.")
+        true, approximate = true.double().flatten(0, -2), approximate.double().flatten(0, -2)
         if not len(true):
             return
-        self.residual += float((true - made).square().sum())
-        # Means and spreads of two parts become those of both; no sum grows so large that digits are lost.
+        self.residual += float((true - approximate).square().sum())
+        # Combine the means and spreads of two parts into those of both; no sum grows so large that digits are lost.
         count, mean = len(true), true.mean(0)
         between = mean - self.mean
-        whole = self.count + count
-        self.spread += float((true - mean).square().sum() + (between.square() * self.count * count / whole).sum())
-        self.mean = self.mean + between * count / whole
-        self.count = whole
+        total = self.count + count
+        self.spread += float((true - mean).square().sum() + (between.square() * self.count * count / total).sum())
+        self.mean = self.mean + between * count / total
+        self.count = total
 
     @property
     def value(self) -> float:
-        """1 where all is explained, 0 where the mean would do as well."""
+        """1 where everything is explained, 0 where the mean would do as well."""
         if not self.count:
             raise ValueError("there are no outputs to compare.")
         return 1 - self.residual / self.spread if self.spread else float(self.residual == 0)
@@ -59,43 +59,43 @@ def caption_agreement(
     *,
     prompt: str = PROMPT,
     size: int = 16,
-    said: Sequence[str] | None = None,
+    baselines: Sequence[str] | None = None,
 ) -> float:
-    """The share of pictures whose caption is the same, word for word, with `layer` in the place of the target.
+    """Share of images whose caption stays the same, word for word, when `layer` replaces the target layer.
 
     Args:
         vlm: the model.
-        layer: takes the target's place.
-        images: the pictures.
-        prompt: the question.
-        size: pictures that are looked at together.
-        said: the captions of the model as it is, where they are known.
+        layer: replaces the target layer.
+        images: the images.
+        prompt: the prompt.
+        size: batch size.
+        baselines: captions of the unchanged model, where they are known.
     """
     same, count = 0, 0
     for _, batch in image_batches(vlm, images, lambda image: image, size):
-        before = vlm.caption(batch, prompt=prompt) if said is None else said[count : count + len(batch)]
+        before = vlm.caption(batch, prompt=prompt) if baselines is None else baselines[count : count + len(batch)]
         with swap_module(vlm.model, vlm.layer_name, layer):
             after = vlm.caption(batch, prompt=prompt)
         same += sum(a == b for a, b in zip(before, after, strict=True))
         count += len(batch)
     if not count:
-        raise ValueError("there are no pictures to caption.")
+        raise ValueError("there are no images to caption.")
     return same / count
 
 
 def linear_head(features: torch.Tensor, classes: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A logistic regression from features, `(n, d)`, to classes, `(n,)`: features to logits, `(…, classes)`."""
+    """Fit a logistic regression on features `(n, d)` and classes `(n,)`; returns a function from features to logits."""
     from sklearn.linear_model import LogisticRegression
 
     mean, spread = features.double().mean(0), features.double().std(0).clamp_min(1e-12)
-    found = LogisticRegression(max_iter=200).fit(((features.double() - mean) / spread).numpy(), classes.numpy())
-    if len(found.classes_) < 3:
-        raise ValueError(f"a head tells at least three classes apart, not {len(found.classes_)}.")
-    weight, bias = torch.from_numpy(found.coef_), torch.from_numpy(found.intercept_)
+    model = LogisticRegression(max_iter=200).fit(((features.double() - mean) / spread).numpy(), classes.numpy())
+    if len(model.classes_) < 3:
+        raise ValueError(f"a head needs at least three classes, not {len(model.classes_)}.")
+    weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
 
     def logits(x: torch.Tensor) -> torch.Tensor:
-        out = torch.full((*x.shape[:-1], int(found.classes_.max()) + 1), -torch.inf, dtype=torch.float64)
-        out[..., torch.from_numpy(found.classes_)] = ((x.double() - mean) / spread) @ weight.T + bias
+        out = torch.full((*x.shape[:-1], int(model.classes_.max()) + 1), -torch.inf, dtype=torch.float64)
+        out[..., torch.from_numpy(model.classes_)] = ((x.double() - mean) / spread) @ weight.T + bias
         return out
 
     return logits
@@ -105,17 +105,17 @@ def linear_head(features: torch.Tensor, classes: torch.Tensor) -> Callable[[torc
 def accuracy(
     logits: Callable[[Any], torch.Tensor], batches: Iterable[tuple[Any, Sequence[int] | torch.Tensor]]
 ) -> float:
-    """How often a head is right.
+    """Share of inputs that a classifier gets right.
 
     Args:
-        logits: from a batch to the head's answers, `(batch, classes)`.
+        logits: from a batch to logits, `(batch, classes)`.
         batches: pairs of a batch and its classes.
     """
-    right, count = 0, 0
+    correct, count = 0, 0
     for inputs, classes in batches:
-        found = logits(inputs).argmax(-1).cpu()
-        right += int((found == torch.as_tensor(classes)).sum())
-        count += len(found)
+        predicted = logits(inputs).argmax(-1).cpu()
+        correct += int((predicted == torch.as_tensor(classes)).sum())
+        count += len(predicted)
     if not count:
-        raise ValueError("there are no pictures to classify.")
-    return right / count
+        raise ValueError("there are no images to classify.")
+    return correct / count

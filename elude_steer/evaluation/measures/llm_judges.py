@@ -1,7 +1,7 @@
-"""LLM rank: vision-language judges say which of two methods' top pictures belong together better.
+"""LLM rank: vision-language judges decide which of two methods has the more coherent top images.
 
-Judges stand behind any endpoint that speaks OpenAI's protocol. Every answer is kept on disk as soon as it comes, so a
-run that ends half way goes on with what is missing, and nothing is asked twice.
+A judge is any endpoint that speaks OpenAI's protocol. Every answer is stored on disk as soon as it arrives, so an
+interrupted run continues with the missing ones, and no question is asked twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elude_steer.errors import SpecError
 from elude_steer.utils import optional
 from elude_steer.utils.files import write_file
 
-CELL, SIDE = 336, 3  # pixels of a picture in a grid, and pictures along its side
+CELL, SIDE = 336, 3  # pixels of an image in a grid, and images along its side
 PROMPT = (
     "You see two grids, A and B. Each shows the nine pictures that one unit of a vision model responds to most. A "
     "grid is coherent if one property that you can name, such as an object, a part, a texture, a colour or a scene, is "
@@ -34,7 +34,7 @@ PROMPT = (
     "which grid is more coherent. Answer with JSON and nothing else: "
     '{"reason_a": "...", "reason_b": "...", "answer": "A" or "B"}'
 )
-_GIVE_UP = 3  # calls in a row that fail, after which a judge is left alone
+_GIVE_UP = 3  # failed calls in a row after which a judge is not asked any more
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Judge:
     """A model behind an endpoint.
 
     Attributes:
-        model: its name there.
-        url: of the endpoint, up to and with `/v1`.
-        key: the name of the environment variable that holds its key; empty where none is needed.
+        model: its name at the endpoint.
+        url: the endpoint's address, including `/v1`.
+        key: name of the environment variable that holds the API key; empty where none is needed.
     """
 
     model: str
@@ -58,8 +58,8 @@ class Pair:
 
     Attributes:
         one, other: the methods.
-        grids: their pictures, a grid each.
-        about: tells it from others in reports.
+        grids: a grid of images of each.
+        about: identifies the pair in reports.
     """
 
     one: str
@@ -70,14 +70,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one judge said of one presentation.
+    """The answer of one judge to one presentation of a pair.
 
     Attributes:
-        judge: its name.
+        judge: the judge's name.
         pair: number of the pair.
-        swapped: whether the other method stood first.
-        winner: the method that it chose; None where what it said is no answer.
-        text: what it said.
+        swapped: whether the other method came first.
+        winner: the method that the judge chose; None where the text contains no answer.
+        text: the reply.
     """
 
     judge: str
@@ -89,15 +89,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What judges think.
+    """Win rates of methods.
 
     Attributes:
-        rates: method -> share of the presentations it won, of those with a winner.
-        intervals: of each, 95 %.
-        presentations: how many there were.
-        ties: presentations without a majority, which count for nobody.
-        wrong: answers that are none, by judge.
-        missing: questions without an answer, by judge; a further run asks them again.
+        rates: method -> share of presentations that it won, among those with a winner.
+        intervals: method -> 95 % interval of the rate.
+        presentations: number of presentations.
+        ties: presentations without a majority, which count for no method.
+        wrong: judge -> replies that contain no answer.
+        missing: judge -> questions without a reply; a further run asks them again.
     """
 
     rates: Mapping[str, float]
@@ -108,32 +108,32 @@ class Ranking:
     missing: Mapping[str, int]
 
 
-def picture_grid(pictures: Sequence[Any]) -> Image.Image:
-    """Up to nine pictures, three by three; each is cut to a square in its middle."""
+def make_grid(images: Sequence[Any]) -> Image.Image:
+    """Up to nine images, three by three; each is cropped to a square at its centre."""
     sheet = Image.new("RGB", (SIDE * CELL, SIDE * CELL), "white")
-    for number, picture in enumerate(pictures[: SIDE * SIDE]):
-        cell = ImageOps.fit(picture.convert("RGB"), (CELL, CELL), Image.Resampling.BICUBIC)
+    for number, image in enumerate(images[: SIDE * SIDE]):
+        cell = ImageOps.fit(image.convert("RGB"), (CELL, CELL), Image.Resampling.BICUBIC)
         sheet.paste(cell, (number % SIDE * CELL, number // SIDE * CELL))
     return sheet
 
 
 def read_answer(text: str) -> str | None:
-    """A or B, from JSON somewhere in a text, the last that says so; None where there is none."""
-    decoder, answer, at = json.JSONDecoder(), None, (text or "").find("{")
-    while at >= 0:
+    """A or B, from the last JSON object in a text that says so; None where there is none."""
+    decoder, answer, start = json.JSONDecoder(), None, (text or "").find("{")
+    while start >= 0:
         try:
-            said, end = decoder.raw_decode(text, at)
+            content, end = decoder.raw_decode(text, start)
         except ValueError:
-            end = at + 1
+            end = start + 1
         else:
-            given = said.get("answer")
-            if isinstance(given, str) and given.strip().upper() in ("A", "B"):
-                answer = given.strip().upper()
-        at = text.find("{", end)
+            letter = content.get("answer")
+            if isinstance(letter, str) and letter.strip().upper() in ("A", "B"):
+                answer = letter.strip().upper()
+        start = text.find("{", end)
     return answer
 
 
-def ask(
+def ask_judges(
     judges: Sequence[Judge],
     pairs: Sequence[Pair],
     folder: Path,
@@ -144,51 +144,52 @@ def ask(
     timeout: float = 120,
     retries: int = 5,
 ) -> list[Answer]:
-    """Every judge's answer to every pair, shown twice with sides swapped.
+    """Ask every judge about every pair, presented twice with sides swapped.
 
     Args:
-        judges: who is asked.
-        pairs: what they are asked about.
-        folder: where answers are kept.
+        judges: the judges to ask.
+        pairs: the pairs to ask about.
+        folder: where replies are stored.
         confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
         log: called with a line about each judge that is given up.
-        threads: questions at a time.
-        timeout: seconds for one answer.
-        retries: how often a call that fails for a passing reason is made again.
+        threads: number of questions that are asked at the same time.
+        timeout: seconds to wait for one reply.
+        retries: how often to repeat a call that failed for a temporary reason.
     """
     openai = check_judges(judges)
     clients = [
-        openai.OpenAI(base_url=judge.url, api_key=_key(judge), timeout=timeout, max_retries=retries) for judge in judges
+        openai.OpenAI(base_url=judge.url, api_key=_find_key(judge), timeout=timeout, max_retries=retries)
+        for judge in judges
     ]
     questions = [(j, n, swap) for j in range(len(judges)) for n in range(len(pairs)) for swap in (False, True)]
-    images = [tuple(_encoded(grid) for grid in pair.grids) for pair in pairs]
+    images = [tuple(_encode_png(grid) for grid in pair.grids) for pair in pairs]
 
     def path(question: tuple[int, int, bool]) -> Path:
         judge, pair, swap = question
-        one, other = images[pair][::-1] if swap else images[pair]
-        asked = json.dumps([judges[judge].model, judges[judge].url, PROMPT, one, other])
-        return folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.json"
+        first, second = images[pair][::-1] if swap else images[pair]
+        content = json.dumps([judges[judge].model, judges[judge].url, PROMPT, first, second])
+        return folder / f"{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.json"
 
-    left = [question for question in questions if _kept(path(question)) is None]
+    left = [question for question in questions if _load_reply(path(question)) is None]
     confirm(len(left))
     failed, lock, waiting, stopped = Counter[int](), threading.Lock(), iter(left), threading.Event()
     bar = tqdm(total=len(left), desc="asking", unit=" questions", disable=None)
 
-    def one(question: tuple[int, int, bool]) -> None:
+    def ask(question: tuple[int, int, bool]) -> None:
         judge, pair, swap = question
         if failed[judge] >= _GIVE_UP or path(question).exists():  # equal grids are one question
             return
-        shown = images[pair][::-1] if swap else images[pair]
+        presented = images[pair][::-1] if swap else images[pair]
         try:
-            text = _call(clients[judge], judges[judge].model, shown)
+            text = _call(clients[judge], judges[judge].model, presented)
         except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
             with lock:
                 failed[judge] += 1
                 if failed[judge] == _GIVE_UP:
-                    why = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    if not isinstance(error, openai.OpenAIError):  # a page of HTML, JSON of another kind
-                        why = f"it does not answer as a chat endpoint does ({why}); is the URL right? Most end in /v1"
-                    log(f"judge '{judges[judge].model}' at {judges[judge].url} is left alone from now on: {why}")
+                    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    if not isinstance(error, openai.OpenAIError):  # an HTML page, or other JSON
+                        cause = f"it does not reply as a chat endpoint ({cause}); is the URL right? Most end in /v1"
+                    log(f"judge '{judges[judge].model}' at {judges[judge].url} is not asked any more: {cause}")
             return
         failed[judge] = 0
         write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))
@@ -199,47 +200,47 @@ def ask(
                 question = next(waiting, None)
             if question is None:
                 return
-            one(question)
+            ask(question)
             bar.update()
 
-    # Threads that end with the process: an endpoint that hangs must not keep anybody who gives up waiting.
-    crew = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
+    # Daemon threads end with the process: an endpoint that hangs must not block a user who gives up.
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
     try:
-        for thread in crew:
+        for thread in workers:
             thread.start()
-        for thread in crew:
+        for thread in workers:
             while thread.is_alive():
                 thread.join(0.2)
-    finally:  # also after an interrupt in a notebook, where the process goes on
+    finally:  # also after an interrupt in a notebook, where the process continues
         stopped.set()
         bar.close()
         for client in clients:
             client.close()
-    found, names = [], names_of(judges)
+    answers, names = [], judge_names(judges)
     for judge, pair, swap in questions:
-        text = _kept(path((judge, pair, swap)))
+        text = _load_reply(path((judge, pair, swap)))
         if text is not None:
             methods = (pairs[pair].one, pairs[pair].other)
             letter = read_answer(text)
             winner = None if letter is None else methods[(letter == "B") != swap]
-            found.append(Answer(names[judge], pair, swap, winner, text))
-    return found
+            answers.append(Answer(names[judge], pair, swap, winner, text))
+    return answers
 
 
 def check_judges(judges: Sequence[Judge]) -> Any:
-    """The client's library; raises where it, or the key of a judge, is missing, or where one is named twice."""
+    """Import the client library; raises if it or a judge's key is missing, or if a judge is named twice."""
     openai = optional.require("openai", "the judge")
     if not judges:
-        raise SpecError("nobody to ask; name a judge: --judge MODEL@URL.")
+        raise SpecError("there is no judge to ask; name one: --judge MODEL@URL.")
     for judge, count in Counter(judges).items():
         if count > 1:
             raise SpecError(f"judge '{judge.model}' at {judge.url} is named {count} times; once is enough.")
-        _key(judge)
+        _find_key(judge)
     return openai
 
 
-def _kept(path: Path) -> str | None:
-    """An answer that was kept; None where there is none, or a damaged file, which is asked for again."""
+def _load_reply(path: Path) -> str | None:
+    """A stored reply; None where there is none. A damaged file is deleted, so that the question is asked again."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["text"])
     except FileNotFoundError:
@@ -249,15 +250,15 @@ def _kept(path: Path) -> str | None:
         return None
 
 
-def _key(judge: Judge) -> str:
+def _find_key(judge: Judge) -> str:
     if not judge.key:
-        return "none"  # the client wants one, endpoints of one's own do not
+        return "none"  # the client requires a key, local endpoints do not
     if not os.environ.get(judge.key):
-        raise SpecError(f"judge '{judge.model}' wants its key in the environment: export {judge.key}=…")
+        raise SpecError(f"judge '{judge.model}' needs its key in the environment: export {judge.key}=…")
     return os.environ[judge.key]
 
 
-def _encoded(grid: Image.Image) -> str:
+def _encode_png(grid: Image.Image) -> str:
     data = io.BytesIO()
     grid.save(data, "PNG")
     return base64.b64encode(data.getvalue()).decode()
@@ -269,62 +270,63 @@ def _call(client: Any, model: str, images: Sequence[str]) -> str:
         content.append({"type": "text", "text": f"Grid {letter}:"})
         content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}})
     content.append({"type": "text", "text": PROMPT})
-    said = client.chat.completions.create(
+    reply = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": content}], temperature=0, seed=42, max_tokens=256
     )
-    if not said.choices:
-        raise ValueError("it gives no choices")
-    return str(said.choices[0].message.content or "")
+    if not reply.choices:
+        raise ValueError("the reply has no choices")
+    return str(reply.choices[0].message.content or "")
 
 
-def rank(
+def rank_methods(
     judges: Sequence[Judge], pairs: Sequence[Pair], answers: Sequence[Answer], *, rounds: int = 1000, seed: int = 0
 ) -> Ranking:
-    """Win rates from answers: in each presentation the method that most judges chose wins."""
+    """Win rates from answers: the method that most judges chose wins a presentation."""
     votes: dict[tuple[int, bool], Counter[str]] = {}
     for answer in answers:
         if answer.winner is not None:
             votes.setdefault((answer.pair, answer.swapped), Counter())[answer.winner] += 1
     games: list[tuple[str, str]] = []  # winner and loser
-    of: list[int] = []  # whose pair
+    game_pairs: list[int] = []  # the pair of each game
     ties = 0
     for (number, _), counted in sorted(votes.items()):
-        (first, most), *rest = counted.most_common()
-        if rest and rest[0][1] == most:
+        (first, count), *rest = counted.most_common()
+        if rest and rest[0][1] == count:
             ties += 1
             continue
         pair = pairs[number]
         games.append((first, pair.other if first == pair.one else pair.one))
-        of.append(number)
+        game_pairs.append(number)
     methods = sorted({name for pair in pairs for name in (pair.one, pair.other)})
     won = np.array([[winner == name for name in methods] for winner, _ in games], dtype=float).reshape(-1, len(methods))
     played = np.array([[name in game for name in methods] for game in games], dtype=float).reshape(-1, len(methods))
-    rates = _rates(won.sum(0), played.sum(0))
+    rates = _win_rates(won.sum(0), played.sum(0))
     low, high = rates.copy(), rates.copy()
-    if games:  # whole pairs are drawn: the two presentations of one show the same grids
-        shown, at = np.unique(of, return_inverse=True)
-        drawn = np.random.default_rng(seed).multinomial(len(shown), [1 / len(shown)] * len(shown), rounds)[:, at]
-        spread = _rates(drawn @ won, drawn @ played)  # (rounds, methods)
-        known = ~np.isnan(rates)
-        low[known], high[known] = np.nanquantile(spread[:, known], [0.025, 0.975], axis=0)
-    asked, wrong = Counter(a.judge for a in answers), Counter(a.judge for a in answers if a.winner is None)
-    names = names_of(judges)
+    if games:  # the bootstrap draws whole pairs: the two presentations of a pair show the same grids
+        played_pairs, index = np.unique(game_pairs, return_inverse=True)
+        count = len(played_pairs)
+        drawn = np.random.default_rng(seed).multinomial(count, [1 / count] * count, rounds)[:, index]
+        spread = _win_rates(drawn @ won, drawn @ played)  # (rounds, methods)
+        has_rate = ~np.isnan(rates)
+        low[has_rate], high[has_rate] = np.nanquantile(spread[:, has_rate], [0.025, 0.975], axis=0)
+    replies, wrong = Counter(a.judge for a in answers), Counter(a.judge for a in answers if a.winner is None)
+    names = judge_names(judges)
     return Ranking(
         {name: float(rate) for name, rate in zip(methods, rates, strict=True)},
         {name: (float(a), float(b)) for name, a, b in zip(methods, low, high, strict=True)},
         2 * len(pairs),
         ties,
         {name: wrong[name] for name in names},
-        {name: 2 * len(pairs) - asked[name] for name in names},
+        {name: 2 * len(pairs) - replies[name] for name in names},
     )
 
 
-def _rates(won: np.ndarray, played: np.ndarray) -> np.ndarray:
-    """Shares of games that were won; NaN for who played none."""
+def _win_rates(won: np.ndarray, played: np.ndarray) -> np.ndarray:
+    """Share of games that each method won; NaN for a method that played none."""
     return np.where(played > 0, won / np.maximum(played, 1), np.nan)
 
 
-def names_of(judges: Sequence[Judge]) -> list[str]:
-    """What judges are called: by their model, and by their address too where one model is asked at several."""
+def judge_names(judges: Sequence[Judge]) -> list[str]:
+    """Names for reports: the model, with its address where the same model is asked at several addresses."""
     models = Counter(judge.model for judge in judges)
     return [judge.model if models[judge.model] == 1 else f"{judge.model}@{judge.url}" for judge in judges]

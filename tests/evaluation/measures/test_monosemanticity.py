@@ -1,3 +1,5 @@
+"""MS-Score."""
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ def unit_rows(count, d, seed):
     return torch.nn.functional.normalize(rows, dim=-1)
 
 
-def test_identical_pictures_score_one_and_orthogonal_ones_nothing():
+def test_identical_images_score_one_and_orthogonal_ones_zero():
     weights = torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert ms_score(unit_rows(1, 30, 1).expand(20, 30), weights) == pytest.approx(1, abs=1e-12)
     assert ms_score(torch.eye(20, dtype=torch.float64), weights) == pytest.approx(0, abs=1e-12)
@@ -20,7 +22,7 @@ def test_identical_pictures_score_one_and_orthogonal_ones_nothing():
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 40), st.integers(1, 12), st.integers(0, 10**6))
-def test_it_is_the_sum_over_all_pairs(count, d, seed):
+def test_the_score_equals_the_sum_over_all_pairs(count, d, seed):
     e = unit_rows(count, d, seed)
     w = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 1e-3
     above = below = 0.0
@@ -32,12 +34,12 @@ def test_it_is_the_sum_over_all_pairs(count, d, seed):
     assert ms_score(e, w) == pytest.approx(above / below, abs=1e-12)
 
 
-def test_one_picture_has_nothing_to_be_compared_with():
+def test_a_single_image_has_no_score():
     assert torch.tensor(ms_score(torch.eye(3), torch.tensor([1.0, 0, 0]))).isnan()
 
 
-def naive(values, outputs, kept):
-    """Every sub-unit's score from all pictures at once, `(pictures, tokens, ...)`."""
+def naive_scores(values, outputs, count):
+    """Scores of all sub-units from all images at once, `(images, tokens, ...)`."""
     best, token = values.max(1)
     found = []
     for unit in range(values.shape[2]):
@@ -45,52 +47,52 @@ def naive(values, outputs, kept):
         if v.max() <= 0 or v.max() == v.min():
             found.append(float("nan"))
             continue
-        top = v.argsort(descending=True, stable=True)[:kept]
+        top = v.argsort(descending=True, stable=True)[:count]
         e = torch.stack([outputs[i, token[i, unit]] for i in top.tolist()])
         found.append(ms_score(torch.nn.functional.normalize(e, dim=-1), (v[top] - v.min()) / (v.max() - v.min())))
     return torch.tensor(found, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kept", [3, 10, 100])
-def test_picture_by_picture_is_all_at_once(kept):
+@pytest.mark.parametrize("count", [3, 10, 100])
+def test_scores_image_by_image_equal_those_of_all_at_once(count):
     values = torch.randn(30, 5, 8, generator=torch.Generator().manual_seed(1))
     outputs = torch.randn(30, 5, 6, generator=torch.Generator().manual_seed(2))
     values[..., 3] = -values[..., 3].abs()  # never fires
-    values[..., 4] = 2.0  # the same everywhere
-    values[..., 5] = (values[..., 5] * 2).round()  # many equals
-    peaks = Peaks(8, 6, kept)
+    values[..., 4] = 2.0  # constant
+    values[..., 5] = (values[..., 5] * 2).round()  # many ties
+    peaks = Peaks(8, 6, count)
     for one, other in zip(values, outputs, strict=True):
         peaks.add(one, other)
-    expected = naive(values, outputs, kept)
+    expected = naive_scores(values, outputs, count)
     assert torch.allclose(peaks.scores(), expected, atol=1e-6, equal_nan=True)
     assert peaks.scores().isnan().tolist() == [False, False, False, True, True, False, False, False]
     assert mean_percent(peaks.scores()) == pytest.approx(float(expected[~expected.isnan()].mean()) * 100, abs=1e-4)
 
 
-def test_planted_concepts_are_purer_than_a_mixture_of_them():
-    """Two kinds of pictures; a sub-unit for each, and a unit for both."""
+def test_sub_units_of_one_concept_score_higher_than_a_unit_of_two():
+    """Two kinds of images, a sub-unit for each, and a unit for both."""
     generator = torch.Generator().manual_seed(3)
     layer = torch.randn(12, 20, generator=generator)
-    kinds = torch.linalg.qr(torch.randn(20, 2, generator=generator)).Q.T * 4  # as strong as each other
-    pictures = [kinds[i % 2] + 0.1 * torch.randn(4, 20, generator=generator) for i in range(60)]
+    kinds = torch.linalg.qr(torch.randn(20, 2, generator=generator)).Q.T * 4  # of equal length
+    images = [kinds[i % 2] + 0.1 * torch.randn(4, 20, generator=generator) for i in range(60)]
     readers = torch.cat([kinds, kinds.sum(0, keepdim=True)])
-    scores = gather_peaks(pictures, lambda q: q @ readers.T, lambda q: q @ layer.T, kept=20).scores()
+    scores = gather_peaks(images, lambda q: q @ readers.T, lambda q: q @ layer.T, count=20).scores()
     assert scores[:2].min() > 0.9
     assert scores[2] < 0.7
 
 
-def test_no_pictures_are_told():
-    with pytest.raises(ValueError, match="no pictures"):
+def test_no_images_are_refused():
+    with pytest.raises(ValueError, match="no images"):
         gather_peaks([], lambda q: q, lambda q: q)
 
 
-def test_silent_is_who_never_fires_whatever_the_score():
+def test_silent_sub_units_never_fire_whatever_their_score():
     peaks = Peaks(3, 2)
     for value in (1.0, 2.0):
         peaks.add(torch.tensor([[value, -value, 0.5]]), torch.ones(1, 2))
     assert peaks.silent.tolist() == [False, True, False]
-    assert peaks.scores().isnan().all()  # of two pictures the weaker has no weight
-    with pytest.raises(ValueError, match="101 pictures of each are wanted, 100 are kept"):
+    assert peaks.scores().isnan().all()  # the weaker of two images has weight zero
+    with pytest.raises(ValueError, match="the 101 strongest images are asked for, but only 100 are stored"):
         peaks.top(101)
     with pytest.raises(ValueError, match="not finite"):
         peaks.add(torch.tensor([[1.0, torch.nan, 0]]), torch.ones(1, 2))
