@@ -21,7 +21,7 @@ from elude_steer.models.hooks import find_layer, swap_module
 from elude_steer.recipe_files import load_spec, recipes_dir
 from elude_steer.specs import ModelSpec
 from elude_steer.utils import optional
-from tests.helpers.checks import run_in_own_environment, run_script, why_not
+from tests.helpers.checks import import_problem, run_in_own_environment, run_script
 
 # What the Hub's folders of these models say about pictures.
 DINOV2_PICTURES = {
@@ -300,7 +300,7 @@ def test_pictures_for_siglip2_are_squeezed_into_a_square(folders):
 def test_the_recipes_of_timm_build(tmp_path):
     if not optional.is_installed("timm"):
         pytest.skip("timm is not here: it needs torchvision; -m slow makes it an environment of its own")
-    if cause := why_not("timm"):
+    if cause := import_problem("timm"):
         pytest.skip(f"timm does not import here: {cause}")
     run_script(sys.executable, "timm_check.py", tmp_path, "--tiny")
 
