@@ -15,7 +15,7 @@ _PUBLIC = {
     "Plan": "steering.plan",
     "tune": "evaluation.edits.tune",
     "build": "atlas.build.pipeline",
-    "disentangle": "atlas.build.pipeline",
+    "disentangle": "atlas.build.disentangle",
     "Atlas": "atlas.atlas",
     "evaluate": "evaluation.evaluate",
     "Vlm": "models.vlm",

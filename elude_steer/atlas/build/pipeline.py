@@ -1,19 +1,13 @@
-"""From a model, a layer and images to an atlas: `build` and `disentangle`, and the order of the stages."""
+"""From a spec and images to an atlas: `build`, and the order of the stages."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.labelling import (
@@ -32,22 +26,15 @@ from elude_steer.atlas.build.sub_units import assemble_atlas, split_units
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.atlas.build.unit_clusters import cluster_units, rank_instances
 from elude_steer.atlas.manifest import check_name, check_target
-from elude_steer.errors import ImageError, SpecError
-from elude_steer.models.hooks import find_layer, record
-from elude_steer.models.images import ImageSet, image_set
+from elude_steer.errors import SpecError
+from elude_steer.models.images import image_set
 from elude_steer.models.loading import as_dtype, check_device
 from elude_steer.models.vision import Tower, load_timm, load_vision
 from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import (
     AtlasSpec,
-    ClustersSpec,
-    LabelsSpec,
-    MatcherSpec,
     ModelSpec,
-    ReferencesSpec,
-    SplitSpec,
-    TokensSpec,
 )
 from elude_steer.utils.files import home
 from elude_steer.utils.parallel import launch, worker_group
@@ -87,104 +74,23 @@ def build(
     """
     spec = override(validate(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
     out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
-    _check_counts(threads, processes)
+    check_counts(threads, processes)
     check_device(device)
     source = images if images is not None else spec.images.source
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
-        options = {"--out": out, "--device": device, "--threads": threads, "--work": _work_folder(work)}
+        options = {"--out": out, "--device": device, "--threads": threads, "--work": work_folder(work)}
         _build_in_processes(spec, source, processes, options, quiet)
         return Atlas.load(out)
     with worker_group(processes, threads) as workers:
         tower = load_tower(spec.model, _device_of_process(device))
-        run = Build(tower, probing_images, spec, workers, _work_folder(work), quiet)
-        return _run(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
+        run = Build(tower, probing_images, spec, workers, work_folder(work), quiet)
+        return run_and_save(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
 
 
-def disentangle(
-    model: nn.Module,
-    *,
-    layer: str,
-    images: Any,
-    preprocess: Callable[[Any], torch.Tensor] | None = None,
-    name: str = "disentangled",
-    tokens: TokensSpec | None = None,
-    clusters: ClustersSpec | None = None,
-    split: SplitSpec | None = None,
-    references: ReferencesSpec | None = None,
-    labels: LabelsSpec | None = None,
-    matcher: MatcherSpec | None = None,
-    skip_tokens: Sequence[int] = (),
-    out: str | Path | None = None,
-    threads: int | None = None,
-    work: str | Path | None = None,
-    quiet: bool = False,
-) -> Atlas:
-    """Split one linear layer of any torch model, without a vision-language model.
-
-    Args:
-        model: any module that takes a batch of prepared images.
-        layer: the end of the dotted name of an nn.Linear or a 1x1 nn.Conv2d.
-        images: a folder, paths, a dataset, or any iterable of PIL images or tensors.
-        preprocess: turns one image into one tensor; None if the images are tensors already.
-        name: of the atlas.
-        tokens: see `TokensSpec`.
-        clusters: see `ClustersSpec`.
-        split: see `SplitSpec`.
-        references: see `ReferencesSpec`.
-        labels: see `LabelsSpec`; without a scorer the sub-units get no labels.
-        matcher: see `MatcherSpec`.
-        skip_tokens: positions of tokens to leave out, such as register tokens.
-        out: the folder to write; by default one with that name under `ELUDE_STEER_HOME/atlases`.
-        threads: how many, one core each; by default all cores.
-        work: the folder for unfinished and reusable stages.
-        quiet: hide progress bars.
-
-    Example:
-        >>> atlas = disentangle(model, layer="blocks.11.mlp.fc2", images="photos/", preprocess=transform)
-    """
-    full_name, module = find_layer(model, layer)
-    target = check_target(Path(out) if out else home() / "atlases" / check_name(name))
-    _check_counts(threads, None)
-    spec = validate(
-        AtlasSpec(
-            name,
-            ModelSpec(id=type(model).__name__, layer=full_name, kind="vision"),
-            tokens=TokensSpec() if tokens is None else tokens,
-            clusters=ClustersSpec() if clusters is None else clusters,
-            split=SplitSpec() if split is None else split,
-            references=ReferencesSpec() if references is None else references,
-            labels=LabelsSpec() if labels is None else labels,
-            matcher=MatcherSpec() if matcher is None else matcher,
-        )
-    )
-    probing_images = image_set(images)
-    parameter = next(model.parameters())
-
-    def prepare(batch: Sequence[Any]) -> torch.Tensor:
-        prepared = [preprocess(image) if preprocess else image for image in batch]
-        if not all(isinstance(one, torch.Tensor | np.ndarray) for one in prepared):
-            kinds = {type(one).__name__ for one in prepared}
-            raise ImageError(
-                f"the model takes tensors, not {', '.join(kinds)}; pass preprocess= to turn an image into a tensor."
-            )
-        return torch.stack([torch.as_tensor(one) for one in prepared]).to(parameter.device, parameter.dtype)
-
-    was_training = model.training
-    model.eval()
-    try:
-        settings = {"samples": _hash_samples(model, module, probing_images, prepare)}
-        tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
-        with worker_group(None, threads) as workers:
-            run = Build(tower, probing_images, spec, workers, _work_folder(work), quiet)
-            return _run(run, target, {"id": type(model).__name__})
-    finally:
-        model.train(was_training)
-
-
-def _run(build: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
+def run_and_save(build: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
     """Run all stages, save the atlas, and delete what is of no further use."""
     try:
         atlas, thumbnails = run_stages(build, model)
@@ -269,37 +175,13 @@ def _device_of_process(device: str | None) -> str | None:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
 
 
-def _work_folder(work: str | Path | None) -> Path:
+def work_folder(work: str | Path | None) -> Path:
+    """The folder for unfinished and reusable stages."""
     return Path(work).expanduser() if work else home() / "work"
 
 
-def _check_counts(threads: int | None, processes: int | None) -> None:
+def check_counts(threads: int | None, processes: int | None) -> None:
+    """Raise unless both are None or at least 1."""
     for name, count in (("threads", threads), ("processes", processes)):
         if count is not None and (not isinstance(count, int) or count < 1):
             raise SpecError(f"{name} is {count}; it must be at least 1.")
-
-
-@torch.inference_mode()
-def _hash_samples(
-    model: nn.Module,
-    layer: nn.Module,
-    images: ImageSet,
-    prepare: Callable[[Sequence[Any]], torch.Tensor],
-    count: int = 8,
-) -> str | None:
-    """A hash of the layer's inputs for some images, because other code or hooks do not show in the weights.
-
-    The whole model runs on each of these images, so that a layer that runs more than once is noticed.
-    """
-    if images.fingerprint is None or images.length is None:
-        return None
-    step, digest = max(1, images.length // count), hashlib.blake2b(digest_size=16)
-    for item in islice(images.items(), 0, None, step):
-        try:
-            image, _ = item.read()
-        except Exception:  # noqa: BLE001, S112 - unreadable files are reported by collect_tokens
-            continue
-        with record(layer, stop=False) as recorded:
-            model(prepare([image]))
-        digest.update(recorded.input.cpu().float().contiguous().numpy().tobytes())
-    return digest.hexdigest()
