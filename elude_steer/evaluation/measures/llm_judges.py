@@ -27,6 +27,7 @@ from elude_steer.utils import optional
 from elude_steer.utils.files import write_file
 
 CELL, SIDE = 336, 3  # pixels of an image in a grid, and images along its side
+# Stored replies are found by this text: another wording asks everything again.
 PROMPT = (
     "You see two grids, A and B. Each shows the nine pictures that one unit of a vision model responds to most. A "
     "grid is coherent if one property that you can name, such as an object, a part, a texture, a colour or a scene, is "
