@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from demos.toyland.report import caption_all, held_out
+from demos.toyland.report import caption_scenes, held_out_scenes
 from elude_steer import Vlm, toyland
 
 COLUMNS, CELL, PICTURE, MARGIN = 4, (384, 128), 112, 8
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--seed", type=int, default=90002)
     options = parser.parse_args()
-    shown = held_out(options.seed, options.count)
-    said = caption_all(Vlm.load(str(toyland.CAPTIONER)), shown)
+    shown = held_out_scenes(options.seed, options.count)
+    said = caption_scenes(Vlm.load(str(toyland.CAPTIONER)), shown)
     font = ImageFont.load_default(13)
     rows = -(-len(shown) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * CELL[0] + MARGIN, rows * CELL[1] + MARGIN), PAPER)

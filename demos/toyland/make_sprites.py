@@ -1,13 +1,13 @@
-"""Draws the sprite sheet from the emoji font: `python -m demos.toyland.make_sprites FONT`.
+"""Draw the sprite sheet from an emoji font: `python -m demos.toyland.make_sprites FONT`.
 
 FONT is NotoColorEmoji.ttf with bitmap glyphs (Debian's fonts-noto-color-emoji); its licence is in NOTICE. The sheet is
-committed, so this runs only when the world changes. Known things come first, in the order of `world.OBJECTS`, then the
-strangers: things that no caption ever names.
+committed, so this script runs only when the world changes. The sheet has the objects in the order of `world.OBJECTS`,
+then the clutter: objects that no caption mentions.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -15,23 +15,23 @@ from elude_steer.toyland import DATA, OBJECTS
 
 SIZE = 64
 COLUMNS = 12
-STRANGERS = "🦀🐙🦋🐌🐝🦂🐸🐧🦉🐊🦔🦇🍇🍉🍓🥕🌽🥦🍩🍔🧀🍟🥨🍪☕🔑🔨✂📎🧲"
-STRANGERS += "🔭💡🎧📷🧭🧯🪣🧵🎲🧩🎯🏆🎺🥁🎻🪘⚓🛞🛴🚁🚜🛶🗿🌵🌴🍁🪨🧊⛄🎃"
+CLUTTER = "🦀🐙🦋🐌🐝🦂🐸🐧🦉🐊🦔🦇🍇🍉🍓🥕🌽🥦🍩🍔🧀🍟🥨🍪☕🔑🔨✂📎🧲"
+CLUTTER += "🔭💡🎧📷🧭🧯🪣🧵🎲🧩🎯🏆🎺🥁🎻🪘⚓🛞🛴🚁🚜🛶🗿🌵🌴🍁🪨🧊⛄🎃"
 SHEET = DATA / "sprites.png"
 
 
-def glyph(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
-    """One emoji, cut to what is drawn and fitted into a square."""
+def draw_glyph(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    """Draw one emoji, cropped and fitted into a square."""
     canvas = Image.new("RGBA", (160, 160), (0, 0, 0, 0))
     ImageDraw.Draw(canvas).text((10, 10), character, font=font, embedded_color=True)
     box = canvas.getchannel("A").getbbox()
     if box is None:
         raise SystemExit(f"the font has no glyph for {character!r}")
-    return fitted(canvas.crop(box))
+    return fit_into_square(canvas.crop(box))
 
 
-def fitted(image: Image.Image) -> Image.Image:
-    """Scaled to fill a `SIZE` square in its longer side, standing on the square's floor."""
+def fit_into_square(image: Image.Image) -> Image.Image:
+    """Scale an image so that its longer side fills a `SIZE` square, at the bottom of the square."""
     scale = SIZE / max(image.size)
     small = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
     square = Image.new("RGBA", (SIZE, SIZE), (0, 0, 0, 0))
@@ -39,8 +39,8 @@ def fitted(image: Image.Image) -> Image.Image:
     return square
 
 
-def table() -> Image.Image:
-    """A table, which the font lacks."""
+def draw_table() -> Image.Image:
+    """Draw a table, which the font lacks."""
     image = Image.new("RGBA", (128, 96), (0, 0, 0, 0))
     draw = ImageDraw.Draw(image)
     for x in (12, 104):
@@ -48,11 +48,11 @@ def table() -> Image.Image:
     for x in (34, 84):
         draw.rectangle((x, 22, x + 8, 78), fill=(84, 49, 22, 255))
     draw.rounded_rectangle((0, 6, 127, 26), 6, fill=(166, 104, 52, 255), outline=(96, 56, 26, 255), width=3)
-    return fitted(image)
+    return fit_into_square(image)
 
 
-def blanket() -> Image.Image:
-    """A chequered blanket with a fringe, which the font lacks too."""
+def draw_blanket() -> Image.Image:
+    """Draw a chequered blanket with a fringe, which the font lacks too."""
     image = Image.new("RGBA", (128, 88), (0, 0, 0, 0))
     draw = ImageDraw.Draw(image)
     for column in range(8):
@@ -61,15 +61,15 @@ def blanket() -> Image.Image:
             draw.rectangle((column * 16, 4 + row * 15, column * 16 + 15, 18 + row * 15), fill=colour)
     for x in range(2, 128, 6):
         draw.line((x, 79, x, 87), fill=(198, 60, 74, 255), width=2)
-    return fitted(image)
+    return fit_into_square(image)
 
 
 def main(font_path: str) -> None:
-    """Writes the sheet."""
+    """Write the sprite sheet."""
     font = ImageFont.truetype(font_path, 109)
-    drawn = {"table": table, "blanket": blanket}
-    sprites = [glyph(font, emoji) if emoji else drawn[name]() for name, emoji in OBJECTS.items()]
-    sprites += [glyph(font, character) for character in STRANGERS]
+    drawings = {"table": draw_table, "blanket": draw_blanket}
+    sprites = [draw_glyph(font, emoji) if emoji else drawings[name]() for name, emoji in OBJECTS.items()]
+    sprites += [draw_glyph(font, character) for character in CLUTTER]
     rows = -(-len(sprites) // COLUMNS)
     sheet = Image.new("RGBA", (COLUMNS * SIZE, rows * SIZE), (0, 0, 0, 0))
     for number, sprite in enumerate(sprites):
@@ -79,4 +79,6 @@ def main(font_path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("font")
+    main(parser.parse_args().font)

@@ -15,8 +15,8 @@ One rule holds for all concepts. The synonyms of a concept are the lemmas of its
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from demos.vocabulary.wordnet import SCOWL, WORDNET, WordNet, common_words
@@ -67,4 +67,8 @@ def main(wordnet: Path = WORDNET, scowl: Path = SCOWL) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wordnet", nargs="?", type=Path, default=WORDNET)
+    parser.add_argument("scowl", nargs="?", type=Path, default=SCOWL)
+    options = parser.parse_args()
+    main(options.wordnet, options.scowl)

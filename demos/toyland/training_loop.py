@@ -1,4 +1,4 @@
-"""One way of learning for all of toyland's networks: seeded scenes, a warm start, checkpoints, a word now and then."""
+"""The training loop of toyland's captioner and labeller: seeded scenes, Muon and AdamW, checkpoints."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DECAY = 0.02
 
 
 @dataclass(frozen=True)
-class Course:
-    """How much is learned, and from what.
+class Schedule:
+    """The length, learning rate and scenes of one training phase.
 
     Attributes:
-        steps: batches.
-        size: scenes a batch.
-        peak: highest learning rate, of what is no matrix; matrices turn at twice this rate.
-        wide: share of pictures of two tiles.
-        seed: of the scenes.
-        clutter: share of scenes with things that no caption names.
-        crowd: share of scenes that have three objects whatever the lot says.
+        steps: number of batches.
+        size: scenes per batch.
+        peak: highest learning rate of AdamW; the highest of Muon is twice this.
+        wide: fraction of images of two tiles.
+        seed: seed of the scenes.
+        clutter: fraction of scenes with objects that the caption does not mention.
+        crowd: fraction of scenes that are forced to have three objects.
     """
 
     steps: int
@@ -42,32 +42,33 @@ class Course:
     clutter: float = 0.4
     crowd: float = 0.0
 
-    def rate(self, step: int, warm: int = 50) -> float:
-        """The learning rate: up in a line, down in half a cosine."""
-        if step < warm:
-            return self.peak * (step + 1) / warm
-        return self.peak * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm))))
+    def learning_rate(self, step: int, warmup: int = 50) -> float:
+        """The learning rate of a step: linear warm-up, then half a cosine."""
+        if step < warmup:
+            return self.peak * (step + 1) / warmup
+        return self.peak * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup))))
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, list[Scene]]]:
-        """Numbered batches of new scenes, always the same; drawn one ahead, in a thread."""
+        """Numbered batches of scenes, determined by the seed; a thread draws one batch ahead."""
 
         def draw(number: int) -> list[Scene]:
-            chances = [np.random.default_rng([self.seed, number, i]) for i in range(self.size)]
-            return [draw_scene(rng, wide=self.wide, clutter=self.clutter, crowd=self.crowd) for rng in chances]
+            generators = [np.random.default_rng([self.seed, number, i]) for i in range(self.size)]
+            return [draw_scene(rng, wide=self.wide, clutter=self.clutter, crowd=self.crowd) for rng in generators]
 
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(draw, start)
+            pending = pool.submit(draw, start)
             for number in range(start, self.steps):
-                ready = waiting.result()
-                waiting = pool.submit(draw, number + 1)
-                yield number, ready
+                batch = pending.result()
+                pending = pool.submit(draw, number + 1)
+                yield number, batch
 
 
-class Turning(torch.optim.Optimizer):
-    """Muon: every matrix moves by its momentum with all singular values made one.
+class Muon(torch.optim.Optimizer):
+    """Muon: each matrix moves by its momentum with all singular values set to one.
 
-    Patches are learned from a third of the scenes that AdamW needs. torch.optim.Muon computes in bfloat16, which
-    takes 40 times as long on a processor without it, and one matrix at a time; here all of a shape go together.
+    It needs a third of the scenes that AdamW needs to learn patches. torch.optim.Muon computes in bfloat16, which takes
+    40 times as long on a processor without it, and one matrix at a time; this one computes all matrices of a shape
+    together.
     """
 
     def __init__(self, matrices: list[nn.Parameter], rate: float, momentum: float = 0.95) -> None:
@@ -75,7 +76,7 @@ class Turning(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every matrix once."""
+        """Update every matrix once."""
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for matrix in group["params"]:
@@ -84,16 +85,16 @@ class Turning(torch.optim.Optimizer):
                 momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
                 momentum.lerp_(matrix.grad, 1 - group["momentum"])
                 wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-                way = matrix.grad.lerp(momentum, group["momentum"])
-                shapes.setdefault(tuple(wide.shape), []).append((wide, way if wide is matrix else way.T))
+                direction = matrix.grad.lerp(momentum, group["momentum"])
+                shapes.setdefault(tuple(wide.shape), []).append((wide, direction if wide is matrix else direction.T))
             for shape, pairs in shapes.items():
-                turned = whitened(torch.stack([way for _, way in pairs]))
-                for (wide, _), move in zip(pairs, turned, strict=True):
-                    wide.mul_(1 - group["lr"] * DECAY).add_(move, alpha=-0.2 * group["lr"] * shape[1] ** 0.5)
+                updates = orthogonalize(torch.stack([direction for _, direction in pairs]))
+                for (wide, _), update in zip(pairs, updates, strict=True):
+                    wide.mul_(1 - group["lr"] * DECAY).add_(update, alpha=-0.2 * group["lr"] * shape[1] ** 0.5)
 
 
-def whitened(stack: torch.Tensor) -> torch.Tensor:
-    """Wide matrices `(n, rows, columns)` with singular values near one, by five rounds of a Newton-Schulz quintic."""
+def orthogonalize(stack: torch.Tensor) -> torch.Tensor:
+    """Bring the singular values of wide matrices `(n, rows, columns)` near one, by five Newton-Schulz iterations."""
     stack = stack / (torch.linalg.matrix_norm(stack, keepdim=True) + 1e-7)
     for _ in range(5):
         gram = stack @ stack.mT
@@ -101,59 +102,69 @@ def whitened(stack: torch.Tensor) -> torch.Tensor:
     return stack
 
 
-def learn(
+def train_networks(
     label: str,
     networks: Mapping[str, nn.Module],
-    course: Course,
-    loss_of: Callable[[int, list[Scene]], torch.Tensor],
+    schedule: Schedule,
+    compute_loss: Callable[[int, list[Scene]], torch.Tensor],
     checkpoint: Path,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Trains the networks in place; goes on from the checkpoint.
+    """Train the networks in place, starting from the checkpoint if there is one.
+
+    Args:
+        label: name of the phase in the log.
+        networks: name -> network; the names are those of the checkpoint.
+        schedule: the phase.
+        compute_loss: computes the loss of a step's scenes.
+        checkpoint: file to resume from and to write to.
+        log: called with a line of progress every 50 batches.
 
     Returns:
-        For the report: the mean loss of every 50 batches, scenes, minutes over all sittings.
+        For the report: the mean loss of every 50 batches, the number of scenes, and the minutes of all runs together.
     """
     named = {f"{name}.{key}": p for name, network in networks.items() for key, p in network.named_parameters()}
     parameters = list(named.values())
     inner = {key for key, p in named.items() if p.ndim == 2 and "embed" not in key and "head" not in key}
     matrices, rest = [named[key] for key in named if key in inner], [named[key] for key in named if key not in inner]
-    turning = Turning(matrices, course.peak)
-    stepping = torch.optim.AdamW(rest, lr=course.peak, weight_decay=DECAY, betas=(0.9, 0.98), fused=True)
+    muon = Muon(matrices, schedule.peak)
+    adamw = torch.optim.AdamW(rest, lr=schedule.peak, weight_decay=DECAY, betas=(0.9, 0.98), fused=True)
     start, losses, minutes = 0, [], 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         for name, network in networks.items():
             network.load_state_dict(state["networks"][name])
-        turning.load_state_dict(state["turning"])
-        stepping.load_state_dict(state["stepping"])
+        muon.load_state_dict(state["turning"])
+        adamw.load_state_dict(state["stepping"])
         start, losses, minutes = state["step"], state["losses"], state["minutes"]
     recent, since, saved = [], time.perf_counter(), time.perf_counter()
-    for step, scenes in course.batches(start):
-        turning.param_groups[0]["lr"], stepping.param_groups[0]["lr"] = 2 * course.rate(step), course.rate(step)
-        loss = loss_of(step, scenes)
-        turning.zero_grad()
-        stepping.zero_grad()
+    for step, scenes in schedule.batches(start):
+        rate = schedule.learning_rate(step)
+        muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = 2 * rate, rate
+        loss = compute_loss(step, scenes)
+        muon.zero_grad()
+        adamw.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        turning.step()
-        stepping.step()
+        muon.step()
+        adamw.step()
         recent.append(loss.item())
-        if (step + 1) % 50 == 0 or step + 1 == course.steps:
+        if (step + 1) % 50 == 0 or step + 1 == schedule.steps:
             losses.append(sum(recent) / len(recent))
-            speed = len(recent) * course.size / (time.perf_counter() - since)
-            left = (course.steps - step - 1) * course.size / speed / 60
-            log(f"{label}: {step + 1}/{course.steps}, loss {losses[-1]:.3f}, {speed:.0f} scenes/s, {left:.0f} min left")
+            speed = len(recent) * schedule.size / (time.perf_counter() - since)
+            minutes_left = (schedule.steps - step - 1) * schedule.size / speed / 60
+            progress = f"{label}: {step + 1}/{schedule.steps}, loss {losses[-1]:.3f}"
+            log(f"{progress}, {speed:.0f} scenes/s, {minutes_left:.0f} min left")
             recent, since = [], time.perf_counter()
-        if (step + 1) % 100 == 0 or step + 1 == course.steps:
+        if (step + 1) % 100 == 0 or step + 1 == schedule.steps:
             minutes, saved = minutes + (time.perf_counter() - saved) / 60, time.perf_counter()
             state = {"networks": {name: network.state_dict() for name, network in networks.items()}}
             state |= {
-                "turning": turning.state_dict(),
-                "stepping": stepping.state_dict(),
+                "turning": muon.state_dict(),
+                "stepping": adamw.state_dict(),
                 "step": step + 1,
                 "losses": losses,
                 "minutes": minutes,
             }
             write_file(checkpoint, lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
-    return {"losses": losses, "scenes": course.steps * course.size, "minutes": round(minutes, 1)}
+    return {"losses": losses, "scenes": schedule.steps * schedule.size, "minutes": round(minutes, 1)}

@@ -18,8 +18,8 @@ liar. It leaves out words that WordNet calls offensive.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -105,4 +105,8 @@ def main(wordnet: Path = WORDNET, scowl: Path = SCOWL) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wordnet", nargs="?", type=Path, default=WORDNET)
+    parser.add_argument("scowl", nargs="?", type=Path, default=SCOWL)
+    options = parser.parse_args()
+    main(options.wordnet, options.scowl)

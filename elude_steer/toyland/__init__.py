@@ -1,6 +1,6 @@
-"""Toyland: a small world of pictures, a trained LLaVA-OneVision that captions it, its labeller and its matcher.
+"""Toyland: a synthetic world of small images, with trained models: a captioner (LLaVA-OneVision), labeller and matcher.
 
-Everything in it is loaded by the code that loads the real models; only the folders are ours.
+The code that loads real models loads these too; they ship with the package, under `DATA`. `demos/toyland/` trains them.
 
 Example:
     >>> from elude_steer import toyland

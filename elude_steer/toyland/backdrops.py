@@ -1,4 +1,4 @@
-"""The places of toyland, each drawn anew for every scene."""
+"""Backdrops: the places of toyland, drawn with random details for every scene."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Colour = tuple[int, int, int]
 
 
 def draw_place(place: str, size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    """A picture of a place without anybody in it."""
+    """Draw a place without any objects."""
     image = Image.new("RGB", size)
     _PLACES[place](image, ImageDraw.Draw(image), rng)
     return image

@@ -1,4 +1,4 @@
-"""Where things go in a picture, so that how they relate can be seen."""
+"""Placement: where objects go in a scene, so that their relation is visible."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from PIL import Image
 
 from elude_steer.toyland.world import JUMPERS, OBJECTS, ROOFS
 
-SIDE = 96  # a tile of the captioner
+SIDE = 96  # pixels, a tile of the captioner
 NAMES = tuple(OBJECTS)
-APART = 6  # pixels between a pair and a third thing, at least
-_CELL, _COLUMNS = 64, 12  # of the sprite sheet
+APART = 6  # smallest number of pixels between a pair and a third object
+_CELL, _COLUMNS = 64, 12  # side of a cell and number of columns of the sprite sheet
 
 
 @dataclass
-class Placed:
-    """A thing with its place in the picture."""
+class PlacedThing:
+    """An object with its position in the image."""
 
     name: str
     sprite: Image.Image
@@ -33,12 +33,23 @@ class Placed:
         return self.left, self.top, self.left + self.sprite.width, self.top + self.sprite.height
 
 
-def draft(
+def place_things(
     rng: np.random.Generator, names: list[str], size: tuple[int, int], relation: str | None, jumping: bool | None
-) -> tuple[str | None, list[Placed]] | None:
-    """Places the things so that the relation can be seen; None where they do not fit."""
+) -> tuple[str | None, list[PlacedThing]] | None:
+    """Place objects so that their relation is visible.
+
+    Args:
+        rng: source of randomness.
+        names: the objects; the first two may swap.
+        size: width and height of the image.
+        relation: relation of the first two objects; None chooses one.
+        jumping: whether the first object jumps, if it can; None chooses.
+
+    Returns:
+        The relation and the placed objects; None if they do not fit into the image.
+    """
     width, height = size
-    relation = _relation(rng, names, relation)
+    relation = _choose_relation(rng, names, relation)
     upper, lower = (1, 0) if relation == "under" else (0, 1)
     base = (
         rng.uniform(34, 52)
@@ -50,36 +61,37 @@ def draft(
     sizes = [base * rng.uniform(0.88, 1.12) for _ in names]
     if relation in ("on", "above", "under"):
         sizes[upper] = max(22, sizes[upper] * rng.uniform(0.65, 0.85))
-    hop = jumping if jumping is not None else rng.random() < 0.25
-    hop = hop and relation in (None, "next to") and bool(names) and names[0] in JUMPERS
+    first_jumps = jumping if jumping is not None else rng.random() < 0.25
+    first_jumps = first_jumps and relation in (None, "next to") and bool(names) and names[0] in JUMPERS
     placed = []
     for i, (name, side) in enumerate(zip(names, sizes, strict=True)):
-        jumps = hop and i == 0
-        placed.append(Placed(name, _sprite(rng, name, int(side), jumps), 0, 0, jumps))
+        jumps = first_jumps and i == 0
+        placed.append(PlacedThing(name, _sprite(rng, name, int(side), jumps), 0, 0, jumps))
     if placed:
         _arrange(rng, placed, relation, upper, lower, size)
     inside = all(b[0] >= 0 and b[1] >= 0 and b[2] <= width and b[3] <= height for b in (p.box for p in placed))
     return (relation, placed) if inside else None
 
 
-def _relation(rng: np.random.Generator, names: list[str], wanted: str | None) -> str | None:
-    """How the first two relate; a roof is something to be under, and then it is named second."""
+def _choose_relation(rng: np.random.Generator, names: list[str], relation: str | None) -> str | None:
+    """Choose the relation of the first two objects; a roof may go above, and is then mentioned second."""
     if len(names) < 2:
         return None
-    if wanted is not None:
-        return wanted
+    if relation is not None:
+        return relation
     roof = next((i for i in (0, 1) if names[i] in ROOFS), None)
     if roof is not None and rng.random() < 0.6:
         if roof == 0:
             names[0], names[1] = names[1], names[0]
         return "under"
     relation = ("next to", "next to", "on", "above")[rng.integers(4)]
-    return "next to" if relation == "above" and names[0] in ROOFS else relation  # never said the other way round
+    # A roof is never mentioned as above something: that is always "under" the roof.
+    return "next to" if relation == "above" and names[0] in ROOFS else relation
 
 
 def _arrange(
     rng: np.random.Generator,
-    placed: list[Placed],
+    placed: list[PlacedThing],
     relation: str | None,
     upper: int,
     lower: int,
@@ -116,7 +128,7 @@ def _arrange(
         third = placed[2]
         third.top = floor - third.sprite.height + int(rng.integers(-4, 5))
         left = min(p.left for p in placed[:2])
-        room = left - third.sprite.width - APART  # so far from the pair that one sees who belongs to whom
+        room = left - third.sprite.width - APART  # far enough from the pair to see which two belong together
         if relation != "next to" and rng.random() < 0.5 and room >= 0:
             third.left = int(rng.integers(0, room + 1))
         else:
@@ -124,7 +136,7 @@ def _arrange(
 
 
 def _sprite(rng: np.random.Generator, name: str, size: int, jumping: bool) -> Image.Image:
-    sprite = sheet()[NAMES.index(name)]
+    sprite = load_sprites()[NAMES.index(name)]
     scale = size / max(sprite.size)
     sprite = sprite.resize(
         (max(8, round(sprite.width * scale)), max(8, round(sprite.height * scale))), Image.Resampling.BILINEAR
@@ -136,14 +148,14 @@ def _sprite(rng: np.random.Generator, name: str, size: int, jumping: bool) -> Im
 
 
 @cache
-def sheet() -> list[Image.Image]:
-    """All sprites, cut to what is drawn: the objects in their order, then the strangers."""
-    with Image.open(Path(__file__).parent / "data" / "sprites.png") as opened:
-        whole = opened.convert("RGBA")
+def load_sprites() -> list[Image.Image]:
+    """All sprites, cropped to what is drawn: the objects in their order, then the clutter."""
+    with Image.open(Path(__file__).parent / "data" / "sprites.png") as file:
+        sheet = file.convert("RGBA")
     sprites = []
-    for y in range(0, whole.height, _CELL):
+    for y in range(0, sheet.height, _CELL):
         for x in range(0, _COLUMNS * _CELL, _CELL):
-            cell = whole.crop((x, y, x + _CELL, y + _CELL))
+            cell = sheet.crop((x, y, x + _CELL, y + _CELL))
             box = cell.getchannel("A").getbbox()
             if box:
                 sprites.append(cell.crop(box))

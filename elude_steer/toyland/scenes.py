@@ -1,4 +1,4 @@
-"""Scenes: a place, none to three things in it, clutter that nobody names, and the truth about every pixel."""
+"""Scenes: images of a place with up to three objects and some clutter, with the truth about every pixel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 from elude_steer.errors import StorageError
 from elude_steer.toyland.backdrops import draw_place
-from elude_steer.toyland.placement import NAMES, SIDE, Placed, draft, sheet
-from elude_steer.toyland.world import PLACES, Said, caption
+from elude_steer.toyland.placement import NAMES, SIDE, PlacedThing, load_sprites, place_things
+from elude_steer.toyland.world import PLACES, Mention, caption
 
 PATCH = 12
 CLUTTER = "clutter"
@@ -22,7 +22,14 @@ CLUTTER = "clutter"
 
 @dataclass(frozen=True)
 class Thing:
-    """An object in a scene: where it is, as left, top, right, bottom in pixels, and how much of it can be seen."""
+    """An object in a scene.
+
+    Attributes:
+        name: one of `OBJECTS`.
+        box: left, top, right and bottom in pixels.
+        visible: fraction of it that nothing covers.
+        jumping: whether it jumps.
+    """
 
     name: str
     box: tuple[int, int, int, int]
@@ -32,16 +39,16 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One picture and everything that is true about it.
+    """An image and the truth about it.
 
     Attributes:
-        image: an RGB picture, 96 x 96, or twice as wide or high.
-        caption: the one right caption.
-        things: the objects, in the order the caption names them.
+        image: RGB, 96 x 96 pixels, or twice as wide or high.
+        caption: the correct caption.
+        things: the objects, in the order of the caption.
         background: the place.
-        relation: between the first two things, or None.
+        relation: relation of the first two objects, or None.
         truth: `(height, width)` uint8: 0 for the place, i for `things[i - 1]`, 255 for clutter.
-        clutter: how many things there are that no caption names.
+        clutter: number of objects that the caption does not mention.
     """
 
     image: Image.Image
@@ -59,17 +66,19 @@ class Scene:
 
     @cached_property
     def patches(self) -> list[list[str]]:
-        """What each 12-pixel patch of the picture shows: an object, the place, or `clutter`."""
+        """What each 12-pixel patch of the image shows: an object, the place, or `clutter`."""
         rows, columns = self.truth.shape[0] // PATCH, self.truth.shape[1] // PATCH
         y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
         boxes = np.stack([x / columns, y / rows, (x + 1) / columns, (y + 1) / rows], 1)
         names = self.names_at(boxes)
         return [names[row * columns : (row + 1) * columns] for row in range(rows)]
 
-    def names_at(self, boxes: np.ndarray, least: float = 0.3) -> list[str]:
-        """What most of each box shows; boxes as `vlm.PatchGrid` has them, `(n, 4)` fractions of the picture.
+    def names_at(self, boxes: np.ndarray, min_cover: float = 0.3) -> list[str]:
+        """What each box shows: the object or clutter that covers most of it, or else the place.
 
-        A thing counts where it covers `least` of the box; otherwise it is the place that one sees.
+        Args:
+            boxes: `(n, 4)` left, top, right and bottom as fractions of the image, like the boxes of a patch grid.
+            min_cover: the fraction of a box that an object has to cover.
         """
         high, wide = self.truth.shape
         edges = np.clip(np.round(boxes * [wide, high, wide, high]).astype(int), 0, [wide, high, wide, high])
@@ -77,20 +86,20 @@ class Scene:
         for left, top, right, bottom in edges:
             counts = np.bincount(self.truth[top:bottom, left:right].ravel(), minlength=256)
             best = int(counts[1:].argmax()) + 1
-            covered = counts[best] >= least * max(1, counts.sum())
+            covered = counts[best] >= min_cover * max(1, counts.sum())
             names.append((CLUTTER if best == 255 else self.things[best - 1].name) if covered else self.background)
         return names
 
 
 def scenes(seed: int, n: int, *, start: int = 0, wide: float = 0.15, clutter: float = 0.4) -> Iterator[Scene]:
-    """Scenes that the seed determines, one by one.
+    """Draw a series of scenes, one at a time.
 
     Args:
-        seed: of the series; scene i of a series is always the same.
-        n: how many.
-        start: number of the first one.
-        wide: share of pictures that are twice as wide or high as a tile.
-        clutter: share of scenes with things that no caption names.
+        seed: seed of the series; scene i of a series is always the same.
+        n: number of scenes.
+        start: number of the first scene.
+        wide: fraction of images that are twice as wide or high as a tile.
+        clutter: fraction of scenes with objects that the caption does not mention.
 
     Example:
         >>> for scene in scenes(seed=3, n=20):
@@ -111,17 +120,17 @@ def draw_scene(
     relation: str | None = None,
     jumping: bool | None = None,
 ) -> Scene:
-    """One scene; what is not asked for is drawn by lot.
+    """Draw one scene; arguments that are None are chosen at random.
 
     Args:
-        rng: where chance comes from.
-        wide: chance of a picture of two tiles.
-        clutter: chance of things that no caption names.
-        crowd: chance of three objects whatever the lot says, for training on what is hard.
-        things: which objects, in the order of the caption.
-        place: where.
-        relation: between the first two.
-        jumping: whether the first one jumps.
+        rng: source of randomness.
+        wide: probability of an image of two tiles.
+        clutter: probability of objects that the caption does not mention.
+        crowd: probability of forcing three objects, for training on hard scenes.
+        things: the objects, in the order of the caption.
+        place: one of `PLACES`.
+        relation: relation of the first two objects.
+        jumping: whether the first object jumps.
     """
     size = (SIDE, SIDE)
     if rng.random() < wide:
@@ -132,14 +141,14 @@ def draw_scene(
         if crowd and rng.random() < crowd:
             count = 3
         things = [NAMES[i] for i in rng.choice(len(NAMES), count, replace=False)]
-    while True:  # some drafts do not fit into the picture
-        drafted = draft(rng, list(things), size, relation, jumping)
-        if drafted is not None:
-            return _draw(rng, *drafted, place, size, clutter)
+    while True:  # until the objects fit into the image
+        placement = place_things(rng, list(things), size, relation, jumping)
+        if placement is not None:
+            return _draw(rng, *placement, place, size, clutter)
 
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
-    """Writes scenes as PNG files, and a line of truth for each into `captions.jsonl`."""
+    """Write scenes as PNG files, with one line of truth for each in `captions.jsonl`."""
     from elude_steer.utils.files import new_folder, write_file
 
     if folder.exists() and any(folder.iterdir()):
@@ -168,54 +177,54 @@ def write_scenes(folder: Path, count: int, seed: int) -> Path:
 def _draw(
     rng: np.random.Generator,
     relation: str | None,
-    placed: list[Placed],
+    placed: list[PlacedThing],
     place: str,
     size: tuple[int, int],
     clutter: float,
 ) -> Scene:
     image = draw_place(place, size, rng)
     truth = np.zeros((size[1], size[0]), np.uint8)
-    litter = int(rng.integers(1, 3)) if rng.random() < clutter else 0
-    litter = sum(_litter(rng, image, truth, [p.box for p in placed]) for _ in range(litter))
+    attempts = int(rng.integers(1, 3)) if rng.random() < clutter else 0
+    clutter_count = sum(_draw_clutter(rng, image, truth, [p.box for p in placed]) for _ in range(attempts))
     order = list(range(len(placed)))
     if relation == "on":
-        order[:2] = [1, 0]  # who stands on something is in front of it
+        order[:2] = [1, 0]  # an object on another is in front of it
     areas = []
     for i in order:
-        one = placed[i]
-        if one.jumping:
-            _shadow(image, one)
-        image.paste(one.sprite, (one.left, one.top), one.sprite)
-        solid = np.asarray(one.sprite.getchannel("A")) > 100
-        window = truth[one.top : one.top + solid.shape[0], one.left : one.left + solid.shape[1]]
+        thing = placed[i]
+        if thing.jumping:
+            _draw_jump(image, thing)
+        image.paste(thing.sprite, (thing.left, thing.top), thing.sprite)
+        solid = np.asarray(thing.sprite.getchannel("A")) > 100
+        window = truth[thing.top : thing.top + solid.shape[0], thing.left : thing.left + solid.shape[1]]
         window[solid] = i + 1
         areas.append((i, int(solid.sum())))
-    seen = {i: float((truth == i + 1).sum()) / max(1, area) for i, area in areas}
+    visible = {i: float((truth == i + 1).sum()) / max(1, area) for i, area in areas}
     image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.9, 1.1))
-    things = tuple(Thing(p.name, p.box, seen[i], p.jumping) for i, p in enumerate(placed))
-    text = caption(relation, [Said(p.name, p.jumping) for p in placed], place)
-    return Scene(image, text, things, place, relation, truth, litter)
+    things = tuple(Thing(p.name, p.box, visible[i], p.jumping) for i, p in enumerate(placed))
+    text = caption(relation, [Mention(p.name, p.jumping) for p in placed], place)
+    return Scene(image, text, things, place, relation, truth, clutter_count)
 
 
-def _shadow(image: Image.Image, one: Placed) -> None:
-    """What tells a jump: a shadow on the ground, away from the feet, and lines of the movement."""
+def _draw_jump(image: Image.Image, thing: PlacedThing) -> None:
+    """Draw what shows a jump: a shadow on the ground below the feet, and lines of movement."""
     draw = ImageDraw.Draw(image, "RGBA")
-    left, _, right, bottom = one.box
+    left, _, right, bottom = thing.box
     draw.ellipse((left + 3, bottom + 8, right - 3, bottom + 15), fill=(0, 0, 0, 110))
     for x in (left + (right - left) // 3, left + 2 * (right - left) // 3):
         draw.line((x, bottom + 1, x, bottom + 6), fill=(255, 255, 255, 230), width=2)
 
 
-def _litter(
+def _draw_clutter(
     rng: np.random.Generator, image: Image.Image, truth: np.ndarray, taken: Sequence[tuple[int, int, int, int]]
 ) -> bool:
-    """Draws one thing that no caption names, where there is room: a stranger, or a blurred or scrambled known thing."""
+    """Draw clutter if there is room: an unknown object, or a known one blurred or scrambled. Returns whether it did."""
     kind = int(rng.integers(3))
-    sprites = sheet()
-    known = int(rng.integers(len(NAMES)))
-    if NAMES[known] in ("book", "blanket"):  # a plain red square stays one however it is mixed
+    sprites = load_sprites()
+    number = int(rng.integers(len(NAMES)))
+    if NAMES[number] in ("book", "blanket"):  # scrambling does not change a plain red square
         kind = 0
-    sprite = sprites[rng.integers(len(NAMES), len(sprites))] if kind == 0 else sprites[known]
+    sprite = sprites[rng.integers(len(NAMES), len(sprites))] if kind == 0 else sprites[number]
     size = int(rng.integers(20, 34))
     sprite = sprite.resize(
         (max(8, sprite.width * size // 64), max(8, sprite.height * size // 64)), Image.Resampling.BILINEAR
@@ -223,11 +232,11 @@ def _litter(
     if kind == 1:
         sprite = sprite.filter(ImageFilter.GaussianBlur(size / 4))
     elif kind == 2:
-        sprite = _scrambled(rng, sprite)
+        sprite = _scramble(rng, sprite)
     for _ in range(8):
         x, y = int(rng.integers(0, image.width - sprite.width)), int(rng.integers(0, image.height - sprite.height))
         box = (x, y, x + sprite.width, y + sprite.height)
-        if not any(_overlap(box, other) for other in taken):
+        if not any(_boxes_overlap(box, other) for other in taken):
             image.paste(sprite, (x, y), sprite)
             window = truth[y : box[3], x : box[2]]
             window[np.asarray(sprite.getchannel("A")) > 60] = 255
@@ -235,15 +244,15 @@ def _litter(
     return False
 
 
-def _scrambled(rng: np.random.Generator, sprite: Image.Image) -> Image.Image:
+def _scramble(rng: np.random.Generator, sprite: Image.Image) -> Image.Image:
     step = max(3, max(sprite.size) // 6)
     pieces = [(x, y) for y in range(0, sprite.height - step + 1, step) for x in range(0, sprite.width - step + 1, step)]
-    mixed = Image.new("RGBA", sprite.size, (0, 0, 0, 0))
+    scrambled = Image.new("RGBA", sprite.size, (0, 0, 0, 0))
     for (x, y), number in zip(pieces, rng.permutation(len(pieces)), strict=True):
         sx, sy = pieces[number]
-        mixed.paste(sprite.crop((sx, sy, sx + step, sy + step)), (x, y))
-    return mixed
+        scrambled.paste(sprite.crop((sx, sy, sx + step, sy + step)), (x, y))
+    return scrambled
 
 
-def _overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
+def _boxes_overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
     return a[0] < b[2] - 2 and b[0] < a[2] - 2 and a[1] < b[3] - 2 and b[1] < a[3] - 2

