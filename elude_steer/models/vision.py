@@ -1,4 +1,4 @@
-"""A torch model, one linear layer in it, and the way from pictures to what that layer is given."""
+"""A vision tower: a torch model, one linear layer in it, and the way from images to the inputs of that layer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from elude_steer.utils import optional
 
 @dataclass(frozen=True, eq=False)
 class Tower:
-    """Where the method is applied: `encode` turns pictures into the target layer's inputs.
+    """The model that the method is applied to; `encode` turns images into inputs of the target layer.
 
     Attributes:
-        model: the whole model, in eval mode.
+        model: the complete model, in eval mode.
         layer_name: dotted name of the target layer.
         layer: the target layer itself.
-        prepare: pictures to what `model` is called with: a tensor, or a mapping of keyword arguments.
-        skip_tokens: positions that are no instances (register tokens).
-        within: the part of the model that the layer's input depends on; empty means all of it.
-        settings: how the pictures are prepared, for the fingerprint.
-        autocast: what matrix products are computed in while pictures are looked at, where it is not the model's own.
-        turn: on a GPU, whose turn it is: one thread computes while the others read pictures.
+        prepare: turns images into the inputs of `model`: a tensor, or a mapping of keyword arguments.
+        skip_tokens: positions of tokens that are not instances (register tokens).
+        within: dotted name of the part of the model that the layer's input depends on; empty for the complete model.
+        settings: how images are prepared, for the fingerprint.
+        autocast: dtype of matrix products during encoding; None for the model's own.
+        gpu_lock: lets one thread at a time compute on a GPU, while the others read images.
     """
 
     model: nn.Module
@@ -50,40 +50,40 @@ class Tower:
     within: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    gpu_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def device(self) -> torch.device:
-        """Where the pictures go: the device of the model's first parameter."""
+        """The device that inputs are moved to: that of the model's first parameter."""
         return next(self.model.parameters()).device
 
     @torch.inference_mode()
     def encode(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """The target layer's inputs, one `(tiles, tokens, d_in)` tensor an image; the model runs no further."""
+        """Return the target layer's inputs, one `(tiles, tokens, d_in)` tensor per image; the model stops there."""
         if not len(images):
             raise ImageError("there are no images to encode.")
         inputs = self.prepare(images)
-        with record(self.layer) as seen:
+        with record(self.layer) as recorded:
             self._call(inputs)
-        return self.split_by_image(self._as_tokens(seen.input), inputs, len(images))
+        return self.split_by_image(self._as_tokens(recorded.input), inputs, len(images))
 
     @torch.inference_mode()
     def streams(self, images: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each image the layer's inputs and, as `(tiles, tokens, d_out)`, what its block hands on.
+        """Return for each image the layer's inputs and the output of its block, `(tiles, tokens, d_out)`.
 
-        That is the residual stream behind the layer. Where a block hands on anything else, it is the layer's own
-        output.
+        The output of the block is the residual stream after the layer. If a block returns anything else, the layer's
+        own output takes its place.
         """
         inputs = self.prepare(images)
         block = block_of(self.model, self.layer_name)
-        with record(self.layer, stop=False) as given, record_output(block) as made:
+        with record(self.layer, stop=False) as recorded, record_output(block) as outputs:
             self._call(inputs)
-        q, stream = self._as_tokens(given.input), made[0]
+        q, stream = self._as_tokens(recorded.input), outputs[0]
         width = self.layer.out_channels if isinstance(self.layer, nn.Conv2d) else int(self.layer.out_features)  # type: ignore[arg-type]
         if stream.dim() == 4 and stream.shape[1] == width and stream.shape[-1] != width:
-            stream = stream.movedim(1, -1)  # a map with its channels first
+            stream = stream.movedim(1, -1)  # a feature map with channels first
         if stream.shape[-1] != width or stream.numel() != q.shape[:-1].numel() * width:
-            stream = self.layer(given.input)
+            stream = self.layer(recorded.input)
             stream = stream.flatten(2).transpose(1, 2) if isinstance(self.layer, nn.Conv2d) else stream
         stream = stream.reshape(*q.shape[:-1], width)
         count = len(images)
@@ -91,24 +91,24 @@ class Tower:
         return list(pairs)
 
     def _as_tokens(self, q: torch.Tensor) -> torch.Tensor:
-        """What the layer was given, its maps as rows of tokens."""
+        """Return the layer's input with feature maps flattened to rows of tokens."""
         if isinstance(self.layer, nn.Conv2d):
-            return _looked_at(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
+            return _read_positions(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
         return q.flatten(1, -2) if q.dim() > 3 else q  # channels-last maps: (batch, height x width, d_in)
 
     def token_indices(self, tokens: int) -> torch.Tensor:
-        """The positions among `tokens` that count as instances."""
-        kept = [i for i in range(tokens) if i not in set(self.skip_tokens)]
-        return torch.tensor(kept, dtype=torch.long)
+        """Return the positions among `tokens` that count as instances."""
+        indices = [i for i in range(tokens) if i not in set(self.skip_tokens)]
+        return torch.tensor(indices, dtype=torch.long)
 
     def fingerprint(self) -> str:
-        """A hash of everything here that the layer's inputs depend on."""
+        """Return a hash of everything that the layer's inputs depend on, except the images."""
         digest = hashlib.blake2b(digest_size=16)
         part = self.model.get_submodule(self.within)
         described = {
             "class": type(self.model).__name__,
-            "modules": str(part),  # activations and the like are no weights
-            "config": _described(part),
+            "modules": str(part),  # shows what is not a weight, such as activation functions
+            "config": _describe_config(part),
             "layer": self.layer_name,
             "skip": self.skip_tokens,
             "settings": dict(self.settings),
@@ -121,8 +121,8 @@ class Tower:
         return digest.hexdigest()
 
     def _call(self, inputs: torch.Tensor | Mapping[str, Any]) -> None:
-        alone = nullcontext() if self.device.type == "cpu" else self.turn
-        with alone, torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+        lock = nullcontext() if self.device.type == "cpu" else self.gpu_lock
+        with lock, torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             if isinstance(inputs, torch.Tensor):
                 self.model(inputs.to(self.device))
             else:
@@ -131,13 +131,13 @@ class Tower:
     def split_by_image(
         self, q: torch.Tensor, inputs: torch.Tensor | Mapping[str, Any], images: int
     ) -> list[torch.Tensor]:
-        """What a layer saw, a `(tiles, tokens, …)` tensor an image."""
+        """Split a layer's tokens by image, one `(tiles, tokens, …)` tensor each."""
         if q.shape[0] % images:
             raise ModelError(
-                f"layer '{self.layer_name}' saw {q.shape[0]} rows for {images} images, so rows cannot be told apart; "
-                "set tokens.batch_size: 1."
+                f"layer '{self.layer_name}' has {q.shape[0]} rows for {images} images; which row belongs to which "
+                "image is unknown; set tokens.batch_size: 1."
             )
-        if q.dim() == 2:  # one vector an image, or the tokens of all images one after the other
+        if q.dim() == 2:  # one vector per image, or the tokens of all images one after the other
             return list(q.reshape(images, 1, -1, q.shape[-1]).unbind(0))
         return list(q.reshape(images, -1, *q.shape[1:]).unbind(0))
 
@@ -152,7 +152,7 @@ def load_vision(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> Tower:
-    """A vision backbone of transformers (DINOv2, ViT, …); of a dual encoder (SigLIP, CLIP) its vision half."""
+    """Load a vision backbone of transformers (DINOv2, ViT, …), or the vision half of a dual encoder (SigLIP, CLIP)."""
     from transformers import AutoModel
 
     target = check_device(device)
@@ -182,7 +182,7 @@ def load_vision(
 def load_timm(
     model_id: str, *, layer: str, device: str | torch.device | None = None, dtype: str | torch.dtype = "float32"
 ) -> Tower:
-    """A vision backbone of timm with its own pre-processing (extra `timm`)."""
+    """Load a vision backbone of timm with its preprocessing (needs the extra `timm`)."""
     timm = optional.require("timm", f"model.kind 'timm' ({model_id})")
     with explain_load_errors(model_id):
         model = timm.create_model(model_id, pretrained=True).eval().to(check_device(device))
@@ -202,39 +202,39 @@ def load_timm(
 
 
 def vision_part(model: nn.Module) -> str:
-    """Dotted name of a vision-language model's vision tower: the module built from its config's `vision_config`."""
-    wanted = getattr(model.config, "vision_config", None)
-    if wanted is not None:
+    """Return the dotted name of a model's vision tower: the module that was built from `config.vision_config`."""
+    vision_config = getattr(model.config, "vision_config", None)
+    if vision_config is not None:
         for name, module in model.named_modules():
             config = getattr(module, "config", None)
-            if name and (config is wanted or type(config) is type(wanted)):
+            if name and (config is vision_config or type(config) is type(vision_config)):
                 return name
-    raise ModelError(f"{type(model).__name__} has no vision tower that its config names (no vision_config).")
+    raise ModelError(f"{type(model).__name__} has no vision tower that its config describes (no vision_config).")
 
 
-def _described(module: nn.Module) -> Any:
+def _describe_config(module: nn.Module) -> Any:
     config = getattr(module, "config", None)
     if config is None:
         return None
     attention = getattr(config, "_attn_implementation", None)
     if not hasattr(config, "to_dict"):
         return [str(config), attention]
-    # Where a checkpoint lies and who wrote it changes nothing.
+    # The path of a checkpoint and the version that wrote it change nothing.
     return [
         {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")},
         attention,
     ]
 
 
-def _looked_at(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:
-    """The positions of a map that a 1x1 convolution has an output for."""
+def _read_positions(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:
+    """Return the positions of a feature map that a 1x1 convolution computes an output for."""
     if not isinstance(layer.padding, str):  # "same" and "valid" pad nothing at this kernel size
-        high, wide = layer.padding
-        q = F.pad(q, (wide, wide, high, high))
+        rows, columns = layer.padding
+        q = F.pad(q, (columns, columns, rows, rows))
     return q[:, :, :: layer.stride[0], :: layer.stride[1]]
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     if tensor.is_meta:
-        raise ModelError("part of the vision tower is offloaded; keep it in memory (device_map='auto' with more room).")
+        raise ModelError("part of the vision tower is offloaded; keep it in memory (give device_map='auto' more room).")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

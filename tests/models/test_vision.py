@@ -95,14 +95,14 @@ def test_a_strided_convolution_keeps_only_what_it_looks_at(no_hooks_left):
 
 def test_rows_that_cannot_be_told_apart(no_hooks_left):
     odd = tower(nn.Linear(4, 2), lambda x: x.flatten(0, 1)[:7, None], no_hooks_left)
-    text = r"layer 'layer' saw 7 rows for 2 images, so rows cannot be told apart; set tokens\.batch_size: 1\."
+    text = r"layer 'layer' has 7 rows for 2 images; which row .* is unknown; set tokens\.batch_size: 1\."
     with pytest.raises(ModelError, match=text):
         odd.encode(list(randn(2, 5, 4)))
 
 
 def test_rows_that_cannot_be_told_apart_are_counted_right(no_hooks_left):
     odd = tower(nn.Linear(4, 2), lambda x: x.flatten(0, 1)[:7], no_hooks_left)
-    with pytest.raises(ModelError, match=r"saw 7 rows for 2 images"):
+    with pytest.raises(ModelError, match=r"has 7 rows for 2 images"):
         odd.encode(list(randn(2, 5, 4)))
 
 
@@ -405,7 +405,7 @@ def test_an_unknown_dtype(dinov2, dtype):
 
 
 def test_a_model_without_a_vision_tower():
-    with pytest.raises(ModelError, match=r"Text has no vision tower that its config names \(no vision_config\)"):
+    with pytest.raises(ModelError, match=r"Text has no vision tower that its config describes \(no vision_config\)"):
         vision_part(type("Text", (nn.Module,), {"config": SimpleNamespace()})())
 
 

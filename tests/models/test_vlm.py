@@ -76,9 +76,9 @@ def test_without_a_name_the_last_fc2(tiny_vlm, tiny_llava):
 def test_the_layer_is_looked_for_in_the_vision_tower_only(tiny_vlm):
     text = r'its vision tower has layers 0 to 1\. The paper\'s "layer 2" is index 1\.$'
     with pytest.raises(LayerError, match=text):
-        Vlm.of(tiny_vlm.model, tiny_vlm.processor, layer="layers.2.mlp.fc2")
+        Vlm.from_model(tiny_vlm.model, tiny_vlm.processor, layer="layers.2.mlp.fc2")
     with pytest.raises(LayerError, match=r"layer 'layers\.1\.mlp\.down_proj' is not in LlavaOnevision"):
-        Vlm.of(tiny_vlm.model, tiny_vlm.processor, layer="layers.1.mlp.down_proj")
+        Vlm.from_model(tiny_vlm.model, tiny_vlm.processor, layer="layers.1.mlp.down_proj")
 
 
 def with_config(vlm, **vision):
@@ -93,7 +93,7 @@ def with_config(vlm, **vision):
 
 def test_without_a_name_the_last_blocks_fc2_and_not_the_heads(tiny_vlm):
     model = with_config(tiny_vlm, vision_use_head=True)
-    assert Vlm.of(model, tiny_vlm.processor).layer_name.endswith(FC2)
+    assert Vlm.from_model(model, tiny_vlm.processor).layer_name.endswith(FC2)
 
 
 def edited(folder, to, edit):
@@ -147,7 +147,9 @@ def test_bfloat16_casts_the_pixels_and_not_the_words(tiny_llava, images):
 def test_a_missing_chat_template(tiny_llava, tmp_path, images):
     shutil.copytree(tiny_llava, tmp_path / "copy")
     (tmp_path / "copy" / "chat_template.jinja").unlink()
-    said = "LlavaOnevisionForConditionalGeneration comes without a chat template, so it gets picture and question alone"
+    said = (
+        "LlavaOnevisionForConditionalGeneration has no chat template, so its prompt is only the image and the question"
+    )
     with pytest.warns(EludeSteerWarning, match=said):
         vlm = Vlm.load(str(tmp_path / "copy"))
     words = vlm.processor.tokenizer.decode(vlm.inputs(images[:1], "Describe this")["input_ids"][0])
@@ -325,7 +327,7 @@ def uneven(tiny_vlm):
     model = with_config(tiny_vlm, image_size=30)
     model.config.image_grid_pinpoints = pinpoints
     processor = LlavaOnevisionImageProcessorPil(size={"height": 30, "width": 30}, image_grid_pinpoints=pinpoints)
-    return Vlm.of(model, SimpleNamespace(image_processor=processor, tokenizer=SimpleNamespace()))
+    return Vlm.from_model(model, SimpleNamespace(image_processor=processor, tokenizer=SimpleNamespace()))
 
 
 @pytest.fixture(scope="module")
@@ -570,5 +572,5 @@ def test_who_raises_ends_a_steered_answer_too(steerer, scene):
 
 
 def test_a_question_has_no_picture_in_it(tiny_vlm):
-    with pytest.raises(SpecError, match=r"^the question holds '<image>', which stands"):
+    with pytest.raises(SpecError, match=r"^the question contains '<image>', which stands"):
         tiny_vlm.inputs([Image.new("RGB", (40, 40))], "What is in <image>?")

@@ -14,9 +14,9 @@ from elude_steer import toyland
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.errors import ModelError
 from elude_steer.models.hooks import record, replace_forward
-from elude_steer.models.patch_layout import Canvases, Packed, Tiles, layout_of
+from elude_steer.models.patch_layout import Canvases, Packed, Tiles, find_layout
 from elude_steer.models.prefix_cache import Prefix, blocks_before, resume_from, run_prefix
-from elude_steer.models.processor_probe import survey
+from elude_steer.models.processor_probe import locate_tiles
 from elude_steer.models.vlm import Vlm
 from elude_steer.specs import (
     AtlasSpec,
@@ -435,26 +435,26 @@ def test_a_tower_that_shuffles_its_patches_is_refused(plain):
             ModelError, match=r"^LlavaForConditionalGeneration cannot be steered: the tower mixes or reorders"
         ),
     ):
-        Vlm.of(plain.model, plain.processor)
+        Vlm.from_model(plain.model, plain.processor)
 
 
 def test_pixels_of_an_unknown_shape_are_refused(plain):
     config = plain.model.config
-    with pytest.raises(ModelError, match=r"^llava is given pixels of shape \(1, 64, 588\), and how they make patches"):
-        layout_of(config, lambda _image: {"pixel_values": torch.zeros(1, 64, 588)})
+    with pytest.raises(ModelError, match=r"^llava takes pixels of shape \(1, 64, 588\); how they become patches"):
+        find_layout(config, lambda _image: {"pixel_values": torch.zeros(1, 64, 588)})
 
 
 def test_tiles_that_cannot_be_shared_out_are_refused():
     layout = Tiles((7, 7), lambda _image: {}, (4, 4), image_token=4)
     words = torch.tensor([[4, 4, 4, 0], [4, 4, 0, 0]])
-    with pytest.raises(ModelError, match="which of 4 tiles belong to which of 2 pictures is not understood"):
+    with pytest.raises(ModelError, match="which of 4 tiles belong to which of 2 images is unknown"):
         layout.counts({"pixel_values": torch.zeros(4, 3, 28, 28), "input_ids": words}, 2)
     assert layout.counts({"pixel_values": torch.zeros(5, 3, 28, 28), "input_ids": words}, 2) == [3, 2]
 
 
 def test_a_layer_with_other_tokens_is_refused(plain):
     inputs = plain.inputs([noise((30, 30))])
-    with pytest.raises(ModelError, match=r"the layer saw 1 x 16 tokens for 1 tiles of \(4, 4\) patches"):
+    with pytest.raises(ModelError, match=r"the layer has 1 x 16 tokens for 1 tiles of \(4, 4\) patches"):
         plain.split_by_image(torch.zeros(1, 16, 40), inputs, 1)
 
 
@@ -462,7 +462,7 @@ def test_a_layer_with_other_tokens_is_refused(plain):
 
 
 def shown(change):
-    """A processor that does something with a picture, as what the survey asks."""
+    """A processor that does something with a picture, as what the locate_tiles asks."""
     return lambda image: np.stack([np.asarray(one, float).transpose(2, 0, 1) / 255 for one in change(image)])
 
 
@@ -481,7 +481,7 @@ SURVEYED = {
 @pytest.mark.parametrize("size", [(120, 60), (1000, 500), (40, 20), (333, 170)], ids=str)
 def test_a_survey_finds_what_the_processor_does(which, size):
     change, expected = SURVEYED[which]
-    areas, _ = survey(shown(change), size)
+    areas, _ = locate_tiles(shown(change), size)
     assert np.allclose(areas, expected, atol=2e-3)
 
 
@@ -490,15 +490,17 @@ def test_a_survey_finds_what_the_processor_does(which, size):
     [
         (lambda i: [ImageOps.mirror(i.resize((56, 56)))], "bends, turns or shuffles"),
         (lambda i: [i.resize((56, 56)).rotate(90)], "bends, turns or shuffles"),
-        (lambda i: [i.resize((56, 56)), Image.new("RGB", (56, 56))], "a tile that shows nothing of the picture"),
-        (lambda i: [i.resize((56, 56))] * (1 + i.getpixel((0, 0))[0] // 100), "cuts pictures by what they show"),
+        (lambda i: [i.resize((56, 56)), Image.new("RGB", (56, 56))], "a tile that shows nothing of the image"),
+        (lambda i: [i.resize((56, 56))] * (1 + i.getpixel((0, 0))[0] // 100), "cuts images depending on their content"),
     ],
 )
 def test_a_survey_that_cannot_tell_says_so(change, said):
     with pytest.raises(ModelError, match=said):
-        survey(shown(change), (60, 50))
+        locate_tiles(shown(change), (60, 50))
 
 
 def test_a_picture_that_is_too_small_to_survey():
-    with pytest.raises(ModelError, match=r"a picture of 2 x 9 pixels is too small to tell where its patches lie\."):
-        survey(shown(lambda i: [i]), (2, 9))
+    with pytest.raises(
+        ModelError, match=r"an image of 2 x 9 pixels is too small to find the positions of its patches\."
+    ):
+        locate_tiles(shown(lambda i: [i]), (2, 9))
