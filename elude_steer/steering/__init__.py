@@ -1,1 +1,1 @@
-"""Concepts to edits to captions: settings, plans, regions, interventions, recipes, reports, exports."""
+"""From concepts to captions: settings, plans, regions, interventions, the steerer, recipes, reports, exports."""
