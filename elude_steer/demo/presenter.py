@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
+from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.demo import html_parts
 from elude_steer.demo.recipes import SIGNS, Example, edit_name, python_call, recipe_text
@@ -42,7 +43,7 @@ class Presenter:
             recipes do not reveal the folder of the atlas.
     """
 
-    def __init__(self, steerer: Steerer, examples: Sequence[Example] = (), *, public: bool = False) -> None:
+    def __init__(self, steerer: Steerer[Atlas], examples: Sequence[Example] = (), *, public: bool = False) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
         self.max_pixels = 20_000_000 if public else MAX_PIXELS
         self.atlas = steerer.atlas.name if public else atlas_reference(steerer)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import list_atlases
 from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.edits.benchmark import Kind, World, toyland_world
@@ -211,7 +212,7 @@ def _on_world(
     return TuningResult(chosen.settings, rows, (*grid, *columns), tuple(notes)), order
 
 
-def save_settings(steerer: Steerer, settings: Mapping[str, Any]) -> Path:
+def save_settings(steerer: Steerer[Atlas], settings: Mapping[str, Any]) -> Path:
     """Writes the atlas again with these settings as its own; one that comes with the package is left as it is."""
     folder = _own_folder(steerer)
     about = dict(steerer.atlas.about)
@@ -228,7 +229,7 @@ def _one(role: str, given: Any) -> str:
     return words[0]
 
 
-def _own_folder(steerer: Steerer) -> Path:
+def _own_folder(steerer: Steerer[Atlas]) -> Path:
     folder = steerer.atlas.folder
     if folder is None or Path(__file__).parents[2] in folder.resolve().parents:
         raise StorageError(
@@ -237,7 +238,7 @@ def _own_folder(steerer: Steerer) -> Path:
     return folder
 
 
-def atlas_reference(steerer: Steerer) -> str:
+def atlas_reference(steerer: Steerer[Atlas]) -> str:
     """What finds this very atlas again: its name, or its folder where the name means another one."""
     folder = steerer.atlas.folder
     known = dict(list_atlases()).get(steerer.atlas.name)
