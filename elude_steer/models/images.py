@@ -1,4 +1,4 @@
-"""Sets of pictures: a folder, a list of paths, a Hugging Face dataset, or anything that can be looped over."""
+"""Sets of images: a folder, a list of paths, a Hugging Face dataset, or any iterable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", 
 
 @dataclass(frozen=True)
 class Item:
-    """One picture that has not been read yet: its place in the set, its name, and how to get it with a content hash."""
+    """One image that is not read yet: its index in the set, its name, and a function that reads it and its hash."""
 
     index: int
     id: str
@@ -30,13 +30,13 @@ class Item:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures in a fixed order.
+    """Images in a fixed order.
 
     Attributes:
-        name: where they come from, for messages.
-        items: makes a new iterator over them.
-        length: how many, or None for a stream.
-        fingerprint: tells sets apart before they are read; None for a stream, which cannot be told apart.
+        name: where the images come from, for messages.
+        items: creates a new iterator over the images.
+        length: number of images; None for a stream.
+        fingerprint: identifies the set before it is read; None for a stream, which cannot be identified.
     """
 
     name: str
@@ -46,26 +46,26 @@ class ImageSet:
 
 
 def image_set(source: Any, *, split: str = "train", column: str = "image", limit: int | None = None) -> ImageSet:
-    """The pictures of any kind of source.
+    """Create the set of images of any kind of source.
 
     Args:
-        source: a folder (searched to its depths), a text file with a path a line, a list of paths, `hf:` and a
-            dataset's id, `toyland:` and a seed (scenes drawn on the spot), or a sequence or iterable of PIL images or
-            tensors; of tuples the first part is taken.
-        split: of a Hugging Face dataset.
-        column: of a Hugging Face dataset.
-        limit: only the first so many.
+        source: a folder (searched with its sub-folders), a text file with one path per line, a list of paths, `hf:`
+            and the id of a dataset, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
+            iterable of PIL images, arrays or tensors, or of tuples that begin with one.
+        split: split of a Hugging Face dataset.
+        column: column of a Hugging Face dataset.
+        limit: take only this many images, the first ones.
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _dataset(source.removeprefix("hf:"), split, column, limit)
     if isinstance(source, str) and source.startswith("toyland:"):
         return _scenes(source.removeprefix("toyland:"), limit)
     if hasattr(source, "batch_size") and hasattr(source, "dataset"):
-        raise ImageError("a DataLoader gives batches; give its pictures one by one: images=loader.dataset.")
+        raise ImageError("a DataLoader yields batches; give single images: images=loader.dataset.")
     if isinstance(source, str | os.PathLike):
         if not str(source).strip():
             raise ImageError("the path to the images is empty; give a folder.")
-        return _files(*_listed(Path(source).expanduser()), limit)
+        return _files(*_list_files(Path(source).expanduser()), limit)
     if isinstance(source, Sequence) and source and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [Path(path).expanduser() for path in source]
         return _files("the list of paths", {str(path): path for path in paths}, limit)
@@ -73,54 +73,54 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
         return _sequence(source, limit)
     if isinstance(source, Iterable):
         return _stream(source, limit)
-    raise ImageError(f"images cannot be taken from a {type(source).__name__}; give a folder, paths or pictures.")
+    raise ImageError(f"images cannot be taken from a {type(source).__name__}; give a folder, paths or images.")
 
 
 def read_image(path: Path) -> tuple[Any, bytes]:
-    """The picture in a file, upright and in RGB, and the hash of the file's bytes."""
+    """Read the image in a file, upright and in RGB, and the hash of the file's bytes."""
     data = path.read_bytes()
-    return _decoded(data), hashlib.blake2b(data, digest_size=16).digest()
+    return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
 
 
 def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
-    """One picture, upright and in RGB, from a path, the bytes of a file, or a PIL image; what is wrong is one line.
+    """Open one image, upright and in RGB, from a path, the bytes of a file, or a PIL image, with one-line errors.
 
-    Files of more than `max_pixels` pixels are refused before they are decoded.
+    Files with more than `max_pixels` pixels are refused before they are decoded.
     """
     if hasattr(source, "mode") and hasattr(source, "convert"):
         return source.convert("RGB")
     if not isinstance(source, bytes | str | os.PathLike):
-        raise ImageError(f"a picture is a path, the bytes of a file or a PIL image, not a {type(source).__name__}.")
+        raise ImageError(f"an image is a path, the bytes of a file or a PIL image, not a {type(source).__name__}.")
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
-        return _decoded(data, max_pixels)
+        return _decode(data, max_pixels)
     except ImageError as error:
         raise ImageError(f"{name} cannot be read as an image: {error}.") from error
     except OSError as error:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}; check the path.") from error
 
 
-def _decoded(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
+def _decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format == "EPS":
-                raise ImageError("EPS is a program that draws, not a picture; save it as PNG")
-            if image.width * image.height > max_pixels:  # refused before anything is decoded
+                raise ImageError("EPS is a program that draws an image, not an image; save it as PNG")
+            if image.width * image.height > max_pixels:  # checked before anything is decoded
                 raise ImageError(f"{image.width} x {image.height} pixels are more than {max_pixels:,}")
-            return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
+            return _to_eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
     except UnidentifiedImageError as error:
         raise ImageError("no image in a format that Pillow knows") from error
-    except (OSError, SyntaxError) as error:  # Pillow's words for files that end too early or are damaged inside
+    except (OSError, SyntaxError) as error:  # what Pillow raises for files that are truncated or damaged
         raise ImageError(f"the file is damaged ({error})") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"it has more than {max_pixels:,} pixels") from error
 
 
-def _eight_bit(image: Any) -> Any:
-    """Pictures of 16 bits a pixel brought down to 8; Pillow would cut off all above 255."""
+def _to_eight_bit(image: Any) -> Any:
+    """Scale images of 16 bits per pixel down to 8; Pillow would clip values above 255."""
     if not image.mode.startswith("I"):
         return image
     import numpy as np
@@ -130,7 +130,7 @@ def _eight_bit(image: Any) -> Any:
     return Image.fromarray((values / (257 if values.max() > 255 else 1)).round().clip(0, 255).astype(np.uint8))
 
 
-def _listed(path: Path) -> tuple[str, dict[str, Path]]:
+def _list_files(path: Path) -> tuple[str, dict[str, Path]]:
     if path.is_dir():
         found: dict[str, Path] = {}
         for full in _walk(path):
@@ -146,38 +146,38 @@ def _listed(path: Path) -> tuple[str, dict[str, Path]]:
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
-            raise ImageError(f"'{path}' is neither an image nor a text file with a path a line.") from error
+            raise ImageError(f"'{path}' is neither an image nor a text file with one path per line.") from error
         names = [line for line in lines if line and not line.startswith("#")]
         if not names:
-            raise ImageError(f"'{path}' lists no images; write one path a line.")
+            raise ImageError(f"'{path}' lists no images; write one path per line.")
         return str(path), {name: path.parent / Path(name).expanduser() for name in names}
-    raise ImageError(f"no folder or file '{path}' to take images from; check the path.")
+    raise ImageError(f"there is no folder or file '{path}' with images; check the path.")
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    """All files below a folder, links followed, none twice; a folder that cannot be opened is told."""
-    seen: set[str] = set()
+    """Yield all files below a folder once, following links; warn about folders that cannot be opened."""
+    visited: set[str] = set()
+    unreadable: list[str] = []
 
-    def told(error: OSError) -> None:
-        shut.append(error.filename)
+    def on_error(error: OSError) -> None:
+        unreadable.append(error.filename)
 
-    shut: list[str] = []
-    for folder, folders, names in os.walk(path, followlinks=True, onerror=told):
+    for folder, folders, names in os.walk(path, followlinks=True, onerror=on_error):
         real = os.path.realpath(folder)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
-        if real not in seen:
+        folders[:] = [] if real in visited else sorted(name for name in folders if not name.startswith("."))
+        if real not in visited:
             yield from (Path(folder) / name for name in names)
-        seen.add(real)
-    if shut:
+        visited.add(real)
+    if unreadable:
         warnings.warn(
-            f"{len(shut)} folders below '{path}' cannot be opened and were left out: {shut[0]}, …",
+            f"{len(unreadable)} folders below '{path}' cannot be opened and are skipped: {unreadable[0]}, …",
             EludeSteerWarning,
             stacklevel=2,
         )
 
 
 def _special(path: Path) -> bool:
-    """Pipes and devices, which would be waited for; a broken link is left to be named as unreadable."""
+    """Whether a path is a pipe or a device, which would block; a broken link is not, and reading it reports it."""
     return path.exists() and not path.is_file()
 
 
@@ -186,7 +186,7 @@ def _printable(name: str) -> str:
 
 
 def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
-    # Sorted by name, so that neither the disk's nor a list's order matters.
+    # Sorted by name, so that the order on disk or in a list does not matter.
     ids = sorted(paths)[:limit]
     digest = hashlib.blake2b(digest_size=16)
     for id in ids:
@@ -208,7 +208,7 @@ def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
     datasets = optional.require("datasets", f"images.source 'hf:{id}'")
     try:
         data = datasets.load_dataset(id, split=split)
-    except Exception as error:  # the library's own kinds of errors are many, and all mean the same here
+    except Exception as error:  # the library raises many kinds of errors, and all mean the same here
         raise ImageError(f"dataset '{id}' (split '{split}') could not be loaded: {error}") from error
     if column not in data.column_names:
         raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
@@ -216,7 +216,7 @@ def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
 
     def items() -> Iterator[Item]:
         for index in range(length):
-            yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hashed(data[i][column]))  # type: ignore[misc]
+            yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hash_image(data[i][column]))  # type: ignore[misc]
 
     return ImageSet(f"hf:{id}", items, length, f"{data._fingerprint}-{column}-{length}")
 
@@ -228,13 +228,13 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
 
     def items() -> Iterator[Item]:
         for index in range(length):
-            yield Item(index, f"{index:08d}", lambda i=index: _hashed(source[i]))  # type: ignore[misc]
+            yield Item(index, f"{index:08d}", lambda i=index: _hash_image(source[i]))  # type: ignore[misc]
 
     digest = hashlib.blake2b(digest_size=16)
     for index in range(length):
         try:
-            digest.update(_hashed(source[index])[1])
-        except Exception as error:  # noqa: BLE001 - left out and named when collecting
+            digest.update(_hash_image(source[index])[1])
+        except Exception as error:  # noqa: BLE001 - skipped and reported when the image is read
             digest.update(str(error).encode())
     return ImageSet("the given images", items, length, digest.hexdigest())
 
@@ -243,13 +243,13 @@ def _scenes(seed: str, limit: int | None) -> ImageSet:
     from elude_steer.toyland.scenes import scenes
 
     if not seed.isdecimal():
-        raise ImageError(f"'toyland:{seed}' wants the seed of the scenes, a whole number: toyland:0.")
+        raise ImageError(f"'toyland:{seed}' needs the seed of the scenes, a whole number: toyland:0.")
     count = limit or 1000
-    version = _hashed(next(scenes(int(seed), 1)).image)[1].hex()  # another way of drawing is another set
+    version = _hash_image(next(scenes(int(seed), 1)).image)[1].hex()  # if the drawing changes, so does the set
 
     def items() -> Iterator[Item]:
         for index in range(count):
-            read = lambda i=index: _hashed(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
+            read = lambda i=index: _hash_image(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
             yield Item(index, f"toyland:{seed}:{index}", read)
 
     return ImageSet(f"toyland:{seed}", items, count, f"toyland {seed} {count} {version}")
@@ -258,17 +258,17 @@ def _scenes(seed: str, limit: int | None) -> ImageSet:
 def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:
     def items() -> Iterator[Item]:
         for index, image in enumerate(islice(source, limit)):
-            yield Item(index, f"{index:08d}", lambda image=image: _hashed(image))  # type: ignore[misc]
+            yield Item(index, f"{index:08d}", lambda image=image: _hash_image(image))  # type: ignore[misc]
 
     return ImageSet("the stream of images", items, None, None)
 
 
-def _hashed(image: Any) -> tuple[Any, bytes]:
-    """A picture held in memory and the hash of its content; of `(picture, label)` the picture."""
+def _hash_image(image: Any) -> tuple[Any, bytes]:
+    """Return an image in memory and the hash of its content; of a tuple such as `(image, label)`, the first element."""
     if isinstance(image, tuple | list):
         image = image[0]
     if not hasattr(image, "tobytes") and not hasattr(image, "detach"):
-        raise ImageError(f"a {type(image).__name__} where a PIL image, an array or a tensor was expected")
+        raise ImageError(f"a {type(image).__name__} instead of a PIL image, an array or a tensor")
     digest = hashlib.blake2b(digest_size=16)
     if hasattr(image, "tobytes") and hasattr(image, "mode"):  # PIL
         digest.update(f"{image.mode}{image.size}".encode() + image.tobytes())

@@ -17,8 +17,8 @@ def ids(images):
     return [item.id for item in images.items()]
 
 
-def test_a_folder_is_searched_to_its_depths_and_sorted(folder):
-    (folder / "notes.txt").write_text("no picture")
+def test_a_folder_is_searched_with_its_sub_folders_and_sorted(folder):
+    (folder / "notes.txt").write_text("no image")
     (folder / ".hidden.png").write_bytes(b"")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "x.png").write_bytes(b"")
@@ -30,7 +30,7 @@ def test_a_folder_is_searched_to_its_depths_and_sorted(folder):
     assert "LOUD.PNG" in found
 
 
-def test_a_list_and_a_text_file_name_the_same_pictures_in_any_order(folder):
+def test_the_order_of_a_list_or_text_file_does_not_matter(folder):
     paths = sorted(folder.rglob("*.png"))
     assert ids(image_set(paths)) == ids(image_set(paths[::-1]))
     text = folder / "list.txt"
@@ -40,13 +40,13 @@ def test_a_list_and_a_text_file_name_the_same_pictures_in_any_order(folder):
     assert image.size == (56, 28)
 
 
-def test_pictures_in_memory_and_streams(folder):
-    pictures = [Image.open(path) for path in sorted(folder.rglob("*.png"))]
-    images = image_set(pictures)
+def test_images_in_memory_and_streams(folder):
+    loaded = [Image.open(path) for path in sorted(folder.rglob("*.png"))]
+    images = image_set(loaded)
     assert images.length == 7
-    assert image_set([(picture, 3) for picture in pictures]).fingerprint == images.fingerprint
-    assert image_set(pictures[::-1]).fingerprint != images.fingerprint
-    stream = image_set(iter(pictures))
+    assert image_set([(image, 3) for image in loaded]).fingerprint == images.fingerprint
+    assert image_set(loaded[::-1]).fingerprint != images.fingerprint
+    stream = image_set(iter(loaded))
     assert (stream.length, stream.fingerprint) == (None, None)
     assert [item.read()[1] for item in stream.items()] == [item.read()[1] for item in images.items()]
     batch = image_set(torch.rand(4, 3, 8, 8))
@@ -55,7 +55,7 @@ def test_pictures_in_memory_and_streams(folder):
     assert image_set(np.zeros((4, 3, 8, 8))).length == 4
 
 
-def test_the_hash_is_of_the_content(folder, tmp_path):
+def test_the_hash_depends_on_the_content_only(folder, tmp_path):
     original = folder / "image-0001.png"
     copy = tmp_path / "other name.png"
     copy.write_bytes(original.read_bytes())
@@ -63,7 +63,7 @@ def test_the_hash_is_of_the_content(folder, tmp_path):
     assert read_image(original)[1] != read_image(folder / "image-0002.png")[1]
 
 
-def test_the_fingerprint_sees_changed_files(folder):
+def test_the_fingerprint_changes_with_the_files(folder):
     before = image_set(folder).fingerprint
     assert image_set(folder).fingerprint == before
     (folder / "image-0001.png").write_bytes((folder / "image-0002.png").read_bytes())
@@ -71,9 +71,9 @@ def test_the_fingerprint_sees_changed_files(folder):
     assert image_set(folder, limit=1).fingerprint != image_set(folder, limit=2).fingerprint
 
 
-def test_pictures_stand_upright_and_are_rgb(tmp_path):
+def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     Image.new("L", (20, 10), 200).save(tmp_path / "x.jpg", exif=exif)
     image, _ = read_image(tmp_path / "x.jpg")
     assert (image.size, image.mode) == ((10, 20), "RGB")
@@ -82,15 +82,15 @@ def test_pictures_stand_upright_and_are_rgb(tmp_path):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda p: p / "nowhere", r"no folder or file '.*nowhere' to take images from"),
+        (lambda p: p / "nowhere", r"no folder or file '.*nowhere' with images"),
         (lambda p: p, r"holds no images \(looked for \.bmp .*\.png"),
-        (lambda p: _write(p / "empty.txt", b"\n# nothing\n"), "lists no images; write one path a line"),
+        (lambda p: _write(p / "empty.txt", b"\n# nothing\n"), "lists no images; write one path per line"),
         (lambda p: _write(p / "data.bin", b"\xff\xfe\x00\x80"), "neither an image nor a text file"),
         (lambda p: [], "the list of images is empty"),
-        (lambda p: 5, "images cannot be taken from a int; give a folder, paths or pictures"),
+        (lambda p: 5, "images cannot be taken from a int; give a folder, paths or images"),
     ],
 )
-def test_errors(tmp_path, make, text):
+def test_unusable_sources_are_refused(tmp_path, make, text):
     with pytest.raises(ImageError, match=text):
         image_set(make(tmp_path))
 
@@ -100,13 +100,13 @@ def _write(path, data):
     return path
 
 
-def test_a_missing_datasets_package_is_one_line(monkeypatch):
+def test_a_missing_datasets_package_raises_a_one_line_error(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(MissingPackageError, match=r"images.source 'hf:x' needs .* `pip install 'elude-steer\[data\]'`"):
         image_set("hf:x")
 
 
-def test_sixteen_bits_keep_their_shades(tmp_path):
+def test_images_of_16_bits_keep_their_shades(tmp_path):
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(ramp).save(tmp_path / "x.png")
     shades = np.asarray(read_image(tmp_path / "x.png")[0])[..., 0]
@@ -114,10 +114,10 @@ def test_sixteen_bits_keep_their_shades(tmp_path):
     assert shades.max() == 255
 
 
-def test_odd_things_in_a_folder(folder, tmp_path):
+def test_pipes_loops_links_and_odd_names_in_a_folder(folder, tmp_path):
     import os
 
-    os.mkfifo(folder / "pipe.png")  # would be waited for
+    os.mkfifo(folder / "pipe.png")  # reading it would block
     (folder / "loop").symlink_to(folder)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -130,13 +130,13 @@ def test_odd_things_in_a_folder(folder, tmp_path):
     assert len(found) == 9
 
 
-def test_what_is_no_picture_says_so():
+def test_loaders_empty_paths_and_dicts_are_refused():
     from torch.utils.data import DataLoader
 
-    with pytest.raises(ImageError, match=r"a DataLoader gives batches; .* images=loader\.dataset"):
+    with pytest.raises(ImageError, match=r"a DataLoader yields batches; .* images=loader\.dataset"):
         image_set(DataLoader([torch.zeros(3)]))
     with pytest.raises(ImageError, match="the path to the images is empty"):
         image_set("")
     item = next(image_set([{"image": 1}]).items())
-    with pytest.raises(ImageError, match="a dict where a PIL image, an array or a tensor was expected"):
+    with pytest.raises(ImageError, match="a dict instead of a PIL image, an array or a tensor"):
         item.read()

@@ -450,7 +450,7 @@ def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
         (lambda s, i: s.captions([i], []), "a list of plans for each image"),
         (lambda s, i: s.plan(minus=5), r"minus is a list of words, not 5"),
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
-        (lambda s, i: s.steer(None, minus=["dog"]), "a picture is a path, the bytes of a file or a PIL image"),
+        (lambda s, i: s.steer(None, minus=["dog"]), "an image is a path, the bytes of a file or a PIL image"),
         (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: must be"),
         (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill: must be a whole number of at least 0, not -1"),
         (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit: must be a finite number from 0 to 1, not 1.5"),
