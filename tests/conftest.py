@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from elude_steer import toyland
-from elude_steer.cli.group import main
+from elude_steer.cli.entry_point import main
 from elude_steer.models.vlm import Vlm
 from elude_steer.steering.steerer import Steerer
 from tests.helpers.tiny import save_images, save_llava

@@ -8,7 +8,7 @@ import click
 import pytest
 import yaml
 
-from elude_steer.cli.group import cli
+from elude_steer.cli.entry_point import cli
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"

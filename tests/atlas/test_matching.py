@@ -26,7 +26,7 @@ def test_ranking_by_score_uses_all_words_of_a_sub_unit():
         rank_sub_units(np.array([0.9]), words, scores, kappa=1, by="rank")
 
 
-def test_groups_take_in_other_units_only_and_do_not_chain():
+def test_entry_points_take_in_other_units_only_and_do_not_chain():
     correlations = np.array([
         [1.0, 0.9, 0.1, 0.9],
         [0.9, 1.0, 0.9, 0.0],

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from elude_steer import toyland
-from elude_steer.cli.group import cli
+from elude_steer.cli.entry_point import cli
 from elude_steer.errors import EludeSteerError, SpecError
 from elude_steer.steering.plan import Plan
 from tests.helpers.cli import only_error

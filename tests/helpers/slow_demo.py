@@ -2,7 +2,7 @@
 
 import time
 
-from elude_steer.cli.group import main
+from elude_steer.cli.entry_point import main
 from elude_steer.demo import presenter
 from elude_steer.models.vlm import report_tokens
 

@@ -86,7 +86,7 @@ def test_scenes_are_written_with_their_captions(tmp_path):
 
 
 def test_the_command_line_draws_and_captions(tmp_path, monkeypatch, capsys):
-    from elude_steer.cli.group import main
+    from elude_steer.cli.entry_point import main
 
     monkeypatch.setattr(
         sys, "argv", ["elude-steer", "toyland", "draw", str(tmp_path / "s"), "--count", "2", "--seed", "3"]

@@ -1,44 +1,15 @@
-"""The methods that `compare` runs, with their grids, and the sizes of a comparison."""
+"""The methods that `compare` runs, and the sizes of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.sae import KINDS
+from elude_steer.evaluation.compare.grids import GRIDS, SETTINGS, Grids
 from elude_steer.evaluation.edits.benchmark import Kind
-
-Grids = Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]]
-
-# Every grid has 12 points for each mode and kind of edit, so that all methods get the same number of trials. A concept
-# may have few latents or many, so kappa and nu vary.
-_COUNTS = {"kappa": (6, 24), "nu": (6, 10)}
-GRIDS: Grids = {
-    ("scale", "remove"): {"mode": ("scale",), "gamma": (-5, -15, -50), **_COUNTS},
-    ("scale", "replace"): {"mode": ("scale",), "gamma": (-15,), "alpha": (5, 20, 80), **_COUNTS},
-    ("place", "remove"): {
-        "mode": ("place",),
-        "gamma": (-15,),
-        "beta": (20,),
-        "reach": (2,),
-        "fill": (0, 80),
-        "kappa": (6, 24),
-        "nu": (10,),
-        "fit": (0, 0.25, 0.35),
-    },
-    ("place", "replace"): {
-        "mode": ("place",),
-        "gamma": (-15,),
-        "beta": (5, 20),
-        "reach": (2,),
-        "kappa": (6, 12, 24),
-        "nu": (10,),
-        "fit": (0, 0.35),
-    },
-}
-SETTINGS = {"level": ("stream",), "smooth": (True,), "by": ("score",)}  # as in the atlas
 
 
 @dataclass(frozen=True)
