@@ -203,7 +203,7 @@ def test_an_uploaded_recipe_opens_no_file_of_this_machine(tmp_path):
         (b"name: \xff\n", "the recipe cannot be read as UTF-8 text; upload a YAML file"),
         (None, "the recipe cannot be read as UTF-8 text; upload a YAML file"),
         (b"", "^the recipe:1: the document is empty"),
-        (b"name: a\natlas: b\nsteps: []\n", "^the recipe: steps is empty; say at least one edit"),
+        (b"name: a\natlas: b\nsteps: []\n", "^the recipe: steps is empty; give at least one edit"),
         (b"name: a\natlas: b\nsteps: [{minus: dog}]\n", r"^the recipe:3: steps\[0\]\.minus: must be a list, not 'dog'"),
         (b"name: [\n", "^the recipe:2: not YAML"),
     ],
