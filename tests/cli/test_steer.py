@@ -230,7 +230,7 @@ def test_caption_works_with_any_model(run, tiny_llava, image_folder, tmp_path):
         (("sweep", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("export", "toyland-cats", "{folder}/x", "--atlas", "toylnd"), "Did you mean 'toyland'?"),
         (("sweep", "--grid", "gama=1"), "there is no setting 'gama'. Did you mean 'gamma'"),
-        (("sweep", "--count", "2", "--grid", "gamma=-5", "--defaults"), "comes with the package and stays as it is"),
+        (("sweep", "--count", "2", "--grid", "gamma=-5", "--defaults"), "is shipped with the package and is read-only"),
         (("concepts", "toyland", "--like", " "), "a concept is a word"),
     ],
 )

@@ -459,7 +459,7 @@ def test_an_incomplete_password_is_refused(given):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"elude-steer: --auth is '{given}'; it is a name and a password: --auth me:secret."
+        f"elude-steer: --auth is '{given}'; give a name and a password: --auth me:secret."
     ]
 
 

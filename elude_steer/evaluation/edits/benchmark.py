@@ -1,8 +1,8 @@
-"""The benchmark of edits: take an object away, or put another in its place, and count what happened to the caption.
+"""The benchmark of edits: remove an object, or replace it by another, and score what happens to the caption.
 
-Pictures come with the truth of what is in them: toyland's scenes, or COCO's annotations. An edit is asked for by word
-alone; what counts is what the caption says before and after. Whether it is still a sentence is read off a grammar where
-there is one; otherwise the model that was not steered says how likely the caption is, against its own.
+The objects in each image are known: from toyland's scenes, or from COCO's annotations. An edit names only words; its
+score compares the captions before and after. Toyland's grammar tells whether the caption is still a sentence. Without a
+grammar, the unsteered model compares the likelihood of the caption to that of the baseline.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
 
 Kind = Literal["remove", "replace"]
-_MOST = 3  # objects in a scene of toyland
+_MAX_OBJECTS = 3  # in a scene of toyland
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a caption says: the objects and places it names, and whether it is a sentence; None without a grammar."""
+    """What a caption names, and whether it is a sentence; `well_formed` is None without a grammar."""
 
     objects: frozenset[str]
     places: frozenset[str] = frozenset()
@@ -37,11 +37,11 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A picture and the objects that are really in it.
+    """An image with its true objects.
 
     Attributes:
-        source: the picture, or the path of its file.
-        objects: what is there.
+        source: the image, or the path of its file.
+        objects: the objects in the image.
     """
 
     source: Any
@@ -49,30 +49,37 @@ class Case:
 
     @property
     def image(self) -> Any:
-        """The picture; a file is read anew each time, so that thousands of cases take no room."""
+        """The image. A file is read on every access, so that thousands of cases need no memory."""
         return open_image(self.source) if isinstance(self.source, str | Path) else self.source
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Pictures with their truth, and how their captions are read.
+    """Images with their true objects, and a function that reads captions.
 
     Attributes:
-        name: for reports, and for work that is kept: worlds of other pictures have other names.
-        cases: the pictures.
-        words: all objects that there are.
-        read: a caption to what it says.
+        name: identifies the images, in reports and in the keys of cached work.
+        cases: the images.
+        vocabulary: the names of all objects.
+        read: returns what a caption names.
     """
 
     name: str
     cases: Sequence[Case]
-    words: tuple[str, ...]
+    vocabulary: tuple[str, ...]
     read: Callable[[str], Reading]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One edit that is asked for: `minus` is an object that the baseline names, `plus` what should be there instead."""
+    """One edit to try.
+
+    Attributes:
+        case: index of the image in `World.cases`.
+        baseline: the unsteered caption.
+        minus: the object to remove, which the baseline names.
+        plus: the object to put in its place; None to only remove.
+    """
 
     case: int
     baseline: str
@@ -85,22 +92,22 @@ class Outcome:
     """What one edit did.
 
     Attributes:
-        task: what was asked for.
-        caption: what the model says now.
-        gone: the old object is no longer named.
-        named: the new one is; True where none was asked for.
-        kept: the share of the other objects and places of the baseline that are still named.
-        invented: objects named that are neither in the picture nor asked for.
-        well_formed: the caption is a sentence of its language; None where no grammar says so.
-        likelihood: how much more likely a token of the caption is than one of the baseline, to the model that is not
-            steered: the difference of the mean log-probabilities. It falls where the sentence breaks, and somewhat
-            where a good sentence says what is not so; compare it between edits. None where it was not asked for.
+        task: the edit.
+        caption: the steered caption.
+        gone: whether the removed object is no longer named.
+        plus_named: whether the new object is named; True if the task has none.
+        kept: the share of the baseline's other objects and places that are still named.
+        invented: named objects that are neither in the image nor requested.
+        well_formed: whether the caption is a sentence; None without a grammar.
+        likelihood: mean log-probability of the caption's tokens minus that of the baseline's, under the unsteered
+            model. It drops if the sentence breaks, and a little if a good sentence says something false, so compare it
+            between edits. None if it was not computed.
     """
 
     task: Task
     caption: str
     gone: bool
-    named: bool
+    plus_named: bool
     kept: float
     invented: tuple[str, ...]
     well_formed: bool | None
@@ -108,31 +115,31 @@ class Outcome:
 
     @property
     def success(self) -> bool:
-        """It did what was asked for."""
-        return self.gone and self.named
+        """Whether the edit did what was requested."""
+        return self.gone and self.plus_named
 
     @property
     def clean(self) -> bool:
-        """It did what was asked for, and nothing else."""
+        """Whether the edit did what was requested, and nothing else."""
         return self.success and self.kept == 1 and not self.invented
 
 
 @dataclass(frozen=True)
 class Score:
-    """Shares over many edits, each with a 95 % interval.
+    """Shares over many edits, with 95 % intervals.
 
     Attributes:
         kind: remove or replace.
-        edits: how many.
-        success: did what was asked for.
-        gone: the old object is no longer named.
-        kept: of what else the baseline named.
-        invented: named something that is neither there nor asked for.
-        clean: did what was asked for and nothing else.
-        well_formed: still a sentence; None where no grammar says so.
+        edits: number of edits.
+        success: share of edits that did what was requested.
+        gone: share in which the removed object is no longer named.
+        kept: mean share of the baseline's other objects and places that are still named.
+        invented: share that name an object which is neither in the image nor requested.
+        clean: share that did what was requested and nothing else.
+        well_formed: share of captions that are sentences; None without a grammar.
         harmonic: harmonic mean of success and kept.
-        intervals: of each that is known, by name.
-        likelihood: mean of the outcomes' (no share: a difference of log-probabilities); None where none is known.
+        intervals: 95 % interval of each of these values that is known.
+        likelihood: mean of the outcomes' likelihood, which is a difference of log-probabilities; None if unknown.
     """
 
     kind: str
@@ -148,23 +155,23 @@ class Score:
     likelihood: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The score as plain values, for JSON."""
         return asdict(self)
 
 
 def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: float = 0.6) -> World:
-    """Toyland's scenes with at least so many objects, each well enough to be seen.
+    """Toyland's scenes with enough visible objects.
 
     Args:
-        seed: of the scenes.
-        count: how many.
-        min_objects: objects in each, 0 to 3.
-        min_visible: share of each object that must be seen.
+        seed: seed of the scenes.
+        count: number of scenes.
+        min_objects: least number of objects in each scene, 0 to 3.
+        min_visible: least visible share of each object.
     """
     if count < 1:
         raise SpecError(f"count is {count}; take at least 1 scene.")
-    if not 0 <= min_objects <= _MOST:
-        raise SpecError(f"min_objects is {min_objects}; a scene of toyland has 0 to {_MOST} objects.")
+    if not 0 <= min_objects <= _MAX_OBJECTS:
+        raise SpecError(f"min_objects is {min_objects}; a scene of toyland has 0 to {_MAX_OBJECTS} objects.")
     if not 0 <= min_visible <= 1:
         raise SpecError(f"min_visible is {min_visible:g}; it is a share, 0 to 1.")
     from elude_steer.toyland import OBJECTS, PLACES, parse, scenes
@@ -178,51 +185,51 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
         start += count
 
     def read(caption: str) -> Reading:
-        said = parse(caption)
-        places = frozenset([said.place]) if said.place in PLACES else frozenset[str]()
-        return Reading(frozenset(said.objects), places, said.well_formed)
+        parsed = parse(caption)
+        places = frozenset([parsed.place]) if parsed.place in PLACES else frozenset[str]()
+        return Reading(frozenset(parsed.objects), places, parsed.well_formed)
 
     return World(f"toyland:{seed}:{min_objects}:{min_visible:g}", cases[:count], tuple(OBJECTS), read)
 
 
 def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0) -> list[Task]:
-    """One edit a picture, of an object that is there and that the baseline names; pictures without one are left out."""
+    """One edit per image, of an object that is there and that the baseline names; skip images without one."""
     if kind not in ("remove", "replace"):
         raise SpecError(f"an edit is 'remove' or 'replace', not '{kind}'.")
     tasks = []
     for number, (case, caption) in enumerate(zip(world.cases, baselines, strict=True)):
         rng = np.random.default_rng([seed, number])
-        said = world.read(caption).objects
-        there = sorted(said & case.objects)
-        others = [word for word in world.words if word not in case.objects | said]
-        if there and (others or kind == "remove"):
-            minus = there[rng.integers(len(there))]
-            plus = others[rng.integers(len(others))] if kind == "replace" else None
+        named = world.read(caption).objects
+        removable = sorted(named & case.objects)
+        absent = [word for word in world.vocabulary if word not in case.objects | named]
+        if removable and (absent or kind == "remove"):
+            minus = removable[rng.integers(len(removable))]
+            plus = absent[rng.integers(len(absent))] if kind == "replace" else None
             tasks.append(Task(number, caption, minus, plus))
     return tasks
 
 
 def score_caption(world: World, task: Task, caption: str) -> Outcome:
-    """What an edit did, from the captions before and after."""
+    """Score a steered caption against the baseline and the image's true objects."""
     before, after, case = world.read(task.baseline), world.read(caption), world.cases[task.case]
-    rest = [*(before.objects - {task.minus}), *before.places]
-    still = [word for word in rest if word in after.objects | after.places]
-    asked = {task.plus} if task.plus else set()
+    others = [*(before.objects - {task.minus}), *before.places]
+    kept = [word for word in others if word in after.objects | after.places]
+    requested = {task.plus} if task.plus else set()
     return Outcome(
         task,
         caption,
-        task.minus not in after.objects,
-        task.plus is None or task.plus in after.objects,
-        len(still) / len(rest) if rest else 1.0,
-        tuple(sorted(after.objects - case.objects - asked)),
-        after.well_formed,
+        gone=task.minus not in after.objects,
+        plus_named=task.plus is None or task.plus in after.objects,
+        kept=len(kept) / len(others) if others else 1.0,
+        invented=tuple(sorted(after.objects - case.objects - requested)),
+        well_formed=after.well_formed,
     )
 
 
 def summarize(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int = 1000) -> Score:
-    """The shares over all outcomes, with bootstrap intervals."""
+    """Average over outcomes, with bootstrap intervals."""
     if not outcomes:
-        raise SpecError("there are no edits to sum up: no baseline names an object that is in its picture.")
+        raise SpecError("there are no edits to summarize: no baseline names an object that is in its image.")
     shares = {
         "success": [o.success for o in outcomes],
         "gone": [o.gone for o in outcomes],
@@ -233,16 +240,16 @@ def summarize(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int
         "likelihood": [o.likelihood for o in outcomes if o.likelihood is not None],
     }
     table = {name: np.array(values, dtype=float) for name, values in shares.items() if values}
-    drawn = {name: _resampled(column, seed, rounds) for name, column in table.items()}  # (rounds,) each
+    samples = {name: _bootstrap_means(column, seed, rounds) for name, column in table.items()}  # (rounds,) each
     means: dict[str, Any] = {"well_formed": None, "likelihood": None}
     means |= {name: float(column.mean()) for name, column in table.items()}
     means["harmonic"] = float(_harmonic(np.array(means["success"]), np.array(means["kept"])))
-    drawn["harmonic"] = _harmonic(drawn["success"], drawn["kept"])
-    return Score(kind, len(outcomes), **means, intervals={name: _interval(column) for name, column in drawn.items()})
+    samples["harmonic"] = _harmonic(samples["success"], samples["kept"])
+    return Score(kind, len(outcomes), **means, intervals={name: _interval(column) for name, column in samples.items()})
 
 
-def _resampled(values: np.ndarray, seed: int, rounds: int) -> np.ndarray:
-    """Means of so many samples; columns of one length are drawn alike, so that means belong together."""
+def _bootstrap_means(values: np.ndarray, seed: int, rounds: int) -> np.ndarray:
+    """Means of `rounds` resamples. Columns of equal length draw the same rows, so their means can be combined."""
     return values[np.random.default_rng(seed).integers(0, len(values), (rounds, len(values)))].mean(1)
 
 
@@ -256,11 +263,11 @@ def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def caption_baselines(steerer: Steerer, world: World, prompt: str = PROMPT, batch_size: int = 32) -> list[str]:
-    """What the model says of every picture by itself."""
-    said: list[str] = []
+    """The unsteered captions of all images."""
+    captions: list[str] = []
     for _, batch in image_batches(steerer.vlm, world.cases, lambda case: case.image, batch_size):
-        said += [own[0] for own in steerer.captions(batch, [[None]] * len(batch), prompt)]
-    return said
+        captions += [caption for (caption,) in steerer.captions(batch, [[None]] * len(batch), prompt)]
+    return captions
 
 
 def run_edits(
@@ -272,36 +279,35 @@ def run_edits(
     prompt: str = PROMPT,
     batch_size: int = 32,
     likelihood: bool | None = None,
-    step: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> list[Outcome]:
-    """Does the edits.
+    """Run edits and score their captions.
 
     Args:
-        steerer: what is measured.
-        world: pictures with their truth.
-        tasks: what is asked for.
-        make_plan: says how each is done.
+        steerer: the model and the atlas to measure.
+        world: images with their true objects.
+        tasks: the edits.
+        make_plan: returns the plan of an edit.
         prompt: the question.
-        batch_size: pictures that are looked at together.
-        likelihood: whether the model that is not steered says how likely each caption is; by default where the world
-            has no grammar.
-        step: told how many edits were done.
+        batch_size: largest number of images in a batch.
+        likelihood: whether to compute `Outcome.likelihood`; by default only if the world has no grammar.
+        on_progress: called with the number of edits done since the last call.
     """
-    weigh = world.read("").well_formed is None if likelihood is None else likelihood
+    with_likelihood = world.read("").well_formed is None if likelihood is None else likelihood
     outcomes: list[Outcome] = []
     for part, images in image_batches(steerer.vlm, tasks, lambda task: world.cases[task.case].image, batch_size):
         plans = [[make_plan(task)] for task in part]
-        if weigh:
+        if with_likelihood:
             prefix = run_prefix(steerer.vlm, images, prompt)
-            said = [own[0] for own in steerer.captions(images, plans, prompt, prefix=prefix)]
-            texts = [[caption, task.baseline] for task, caption in zip(part, said, strict=True)]
-            weights = likelihoods(steerer.vlm, images, texts, prompt, prefix=prefix)
-            changes: list[float | None] = [after - before for after, before in weights]
+            captions = [caption for (caption,) in steerer.captions(images, plans, prompt, prefix=prefix)]
+            texts = [[caption, task.baseline] for task, caption in zip(part, captions, strict=True)]
+            pairs = likelihoods(steerer.vlm, images, texts, prompt, prefix=prefix)
+            changes: list[float | None] = [after - before for after, before in pairs]
         else:
-            said = [own[0] for own in steerer.captions(images, plans, prompt)]
+            captions = [caption for (caption,) in steerer.captions(images, plans, prompt)]
             changes = [None] * len(part)
-        for task, caption, change in zip(part, said, changes, strict=True):
+        for task, caption, change in zip(part, captions, changes, strict=True):
             outcomes.append(replace(score_caption(world, task, caption), likelihood=change))
-        if step:
-            step(len(part))
+        if on_progress:
+            on_progress(len(part))
     return outcomes

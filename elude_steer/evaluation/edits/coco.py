@@ -1,4 +1,4 @@
-"""COCO's pictures as a world of edits: what its annotations say is there, and its 80 classes found in captions."""
+"""COCO's images as a world of edits: objects from the annotations, captions read by the names of the 80 classes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits.benchmark import Case, Reading, World
 
-LARGE = 0.01  # of the picture: what is smaller is seldom worth a word
-_WANTED = "give one such as instances_val2017.json"
+LARGE = 0.01  # share of the image; captions seldom mention smaller objects
+_EXPECTED = "give one such as instances_val2017.json"
 
-# The classes in COCO's order, each with what captions call it. Names of games (baseball, football) are left out, since
-# captions mean the game more often than its ball; so are names that mean several classes (glass, pitcher, crane).
+# The classes in COCO's order, each with its synonyms in captions. Names of games (baseball, football) are left out,
+# because captions mean the game more often than the ball; so are names of several classes (glass, pitcher, crane).
 _CLASSES = """
 person: man, woman, boy, girl, child, kid, baby, toddler, infant, lady, gentleman, guy, adult, teenager, persons, crowd,
   player, ball player, rider, skier, surfer, snowboarder, skateboarder, skater, cyclist, bicyclist, biker, motorcyclist,
@@ -106,8 +106,8 @@ hair drier: hair dryer, hairdryer, hairdrier, blow dryer, blow drier
 toothbrush: tooth brush
 """
 
-# What has the name of a class in it and is none of it.
-_NONE = (
+# Phrases that contain the name of a class but mean something else.
+_OTHER_MEANINGS = (
     "bus stop, bus station, train station, train track, train set, car park, parking lot, flower bed, dog bed, "
     "dog house, bird house, bird feeder, bird cage, cat tree, table tennis, table cloth, chair lift, ski lift, "
     "ski slope, ski pole, ski resort, toilet paper, book case, book shelf, book store, phone booth, mouse pad, "
@@ -120,15 +120,15 @@ _PLURALS = {
     "calf": "calves", "goose": "geese", "ox": "oxen",
 }  # fmt: skip
 
-# More often a colour than a fruit: it counts with an article before it, and with neither a thing nor a colour after it.
+# Orange is more often a colour than a fruit: it counts only after an article, and before neither a noun nor a colour.
 _ORANGE = (
     r"(?:(?<=\ban )|(?<=\bone )|(?<=\bthe ))orange(?=\W*$|\s*[.,;:!?]|\s+(?:and|or|on|in|next|with|beside|near|is|from)"
     r"\b(?!\s+(?:black|white|yellow|red|blue|green|brown|gr[ae]y|pink|purple|orange)\b))"
 )
 
 
-class _Picture(NamedTuple):
-    """A row of the annotations: the picture's file, the classes in it, and how many of them are large."""
+class _AnnotatedImage(NamedTuple):
+    """An image's file, its classes, and how many of them are large."""
 
     file: str
     objects: frozenset[str]
@@ -138,122 +138,124 @@ class _Picture(NamedTuple):
 def coco_world(
     annotations: str | Path, images: str | Path, *, limit: int | None = None, min_classes: int = 2, seed: int = 0
 ) -> World:
-    """COCO's pictures with what its annotations say is in them; a picture is only opened when it is looked at.
+    """COCO's images with their annotated objects. Images are opened only when they are used.
 
-    Everything annotated counts as there, however small; what a caption may name besides the 80 classes is not read.
+    Every annotated object counts as present, however small. Captions are read for the 80 classes only.
 
     Args:
         annotations: an instances file, such as `instances_val2017.json`.
-        images: the folder of its pictures, such as `val2017`.
-        limit: how many pictures at most; a smaller limit takes the first of a larger one's.
-        min_classes: how many different classes each must show on at least 1 % of its area.
-        seed: of the order in which they are taken.
+        images: the folder of its images, such as `val2017`.
+        limit: largest number of images; a smaller limit takes a prefix of a larger one's images.
+        min_classes: number of classes that each image must show on at least 1 % of its area.
+        seed: seed of the order of the images.
 
     Example:
         >>> world = coco_world("annotations/instances_val2017.json", "val2017", limit=300)
     """
     source, folder = Path(annotations).expanduser(), Path(images).expanduser()
     if limit is not None and limit < 1:
-        raise SpecError(f"limit is {limit}; take at least 1 picture, or None for all.")
+        raise SpecError(f"limit is {limit}; take at least 1 image, or None for all.")
     if not folder.is_dir():
-        raise ImageError(f"no folder '{folder}' with the pictures of '{source.name}'; check the path.")
-    fit = [picture for picture in _pictures(source) if picture.large >= min_classes]
-    if not fit:
+        raise ImageError(f"there is no folder '{folder}' with the images of '{source.name}'; check the path.")
+    suitable = [image for image in _read_annotations(source) if image.large >= min_classes]
+    if not suitable:
         raise SpecError(
-            f"no picture of '{source}' shows {min_classes} classes on 1 % of its area each; lower min_classes."
+            f"no image of '{source}' shows {min_classes} classes on 1 % of its area each; lower min_classes."
         )
-    chosen: list[_Picture] = []
+    chosen: list[_AnnotatedImage] = []
     absent = 0
-    for number in np.random.default_rng(seed).permutation(len(fit)):
+    for number in np.random.default_rng(seed).permutation(len(suitable)):
         if len(chosen) == limit:
             break
-        if (folder / fit[number].file).is_file():
-            chosen.append(fit[number])
+        if (folder / suitable[number].file).is_file():
+            chosen.append(suitable[number])
         else:
             absent += 1
     if not chosen:
         raise ImageError(
-            f"none of the {len(fit)} pictures of '{source.name}' is in folder '{folder}', such as '{fit[0].file}'; "
-            "give the folder of the same year and split."
+            f"none of the {len(suitable)} images of '{source.name}', such as '{suitable[0].file}', is in folder "
+            f"'{folder}'; give the folder of the same year and split."
         )
     if absent:
         warnings.warn(
-            f"{absent} pictures of '{source.name}' are not in folder '{folder}' and were left out.",
+            f"{absent} images of '{source.name}' are not in folder '{folder}' and were left out.",
             EludeSteerWarning,
             stacklevel=2,
         )
-    # Work that is kept by a world's name must not be taken for that of other pictures.
-    digest = hashlib.blake2b(repr([(p.file, sorted(p.objects)) for p in chosen]).encode(), digest_size=6).hexdigest()
-    cases = [Case(folder / picture.file, picture.objects) for picture in chosen]
+    # The name is part of the keys of cached work, so other images must give another name.
+    content = repr([(image.file, sorted(image.objects)) for image in chosen])
+    digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+    cases = [Case(folder / image.file, image.objects) for image in chosen]
     return World(f"coco:{source.stem}:{digest}", cases, tuple(_classes()), read_caption)
 
 
 def read_caption(caption: str) -> Reading:
-    """The classes that a caption names, each by its own name; the longest name counts, so a hot dog is no dog.
+    """The classes that a caption names. The longest name counts, so a hot dog is no dog.
 
     Example:
         >>> sorted(read_caption("Two men eat hot dogs at a traffic light.").objects)
         ['hot dog', 'person', 'traffic light']
     """
-    pattern, classes = _names()
-    said = (re.sub(r"[\s-]+", " ", match.group()) for match in pattern.finditer(caption.lower()))
-    return Reading(frozenset(classes[name] for name in said) - {""})
+    pattern, classes = _class_names()
+    names = (re.sub(r"[\s-]+", " ", match.group()) for match in pattern.finditer(caption.lower()))
+    return Reading(frozenset(classes[name] for name in names) - {""})
 
 
-def _pictures(path: Path) -> list[_Picture]:
-    content, known = _content(path), _names()[1]
+def _read_annotations(path: Path) -> list[_AnnotatedImage]:
+    content, classes = _read_json(path), _class_names()[1]
     try:
         names = {row["id"]: str(row["name"]).lower() for row in content["categories"]}
-        other = sorted(name for name in names.values() if not known.get(name))
-        if other:
-            raise SpecError(f"'{path}' has a category '{other[0]}', which is none of COCO's 80 classes.")
+        unknown = sorted(name for name in names.values() if not classes.get(name))
+        if unknown:
+            raise SpecError(f"'{path}' has a category '{unknown[0]}', which is none of COCO's 80 classes.")
         areas: defaultdict[Any, Counter[str]] = defaultdict(Counter)
         for row in content["annotations"]:
-            areas[row["image_id"]][known[names[row["category_id"]]]] += row["area"]
-        found = []
+            areas[row["image_id"]][classes[names[row["category_id"]]]] += row["area"]
+        images = []
         for row in content["images"]:
-            own, least = areas[row["id"]], LARGE * row["width"] * row["height"]
-            found.append(_Picture(str(row["file_name"]), frozenset(own), sum(area >= least for area in own.values())))
+            by_class, min_area = areas[row["id"]], LARGE * row["width"] * row["height"]
+            large = sum(area >= min_area for area in by_class.values())
+            images.append(_AnnotatedImage(str(row["file_name"]), frozenset(by_class), large))
     except (KeyError, TypeError) as error:
         raise SpecError(
-            f"'{path}' is no COCO instances file: an entry is not as it should be ({error!r}); {_WANTED}."
+            f"'{path}' is no COCO instances file: an entry is malformed ({error!r}); {_EXPECTED}."
         ) from error
-    return sorted(found)
+    return sorted(images)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise SpecError(f"'{path}' cannot be read: {error.strerror or error}; check the path.") from error
-    except ValueError as error:  # no JSON, or no text at all
-        raise SpecError(f"'{path}' is no COCO instances file: it is not JSON; {_WANTED}.") from error
+    except ValueError as error:  # not JSON, or not even text
+        raise SpecError(f"'{path}' is no COCO instances file: it is not JSON; {_EXPECTED}.") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise SpecError(f"'{path}' is no COCO instances file: it has no list '{key}'; {_WANTED}.")
+            raise SpecError(f"'{path}' is no COCO instances file: it has no list '{key}'; {_EXPECTED}.")
     return content
 
 
 @cache
 def _classes() -> dict[str, tuple[str, ...]]:
-    """The 80 classes, and what else each is called."""
+    """The 80 classes with their synonyms."""
     lines = re.sub(r",\n\s+", ", ", _CLASSES.strip()).splitlines()
     pairs = (line.split(": ") for line in lines)
     return {name: tuple(others.split(", ")) for name, others in pairs}
 
 
 @cache
-def _names() -> tuple[re.Pattern[str], dict[str, str]]:
-    """A pattern of all names, longest first, and the class of each; that of a name of nothing is empty."""
-    of = dict.fromkeys(_NONE.split(", "), "")
-    of |= {other: name for name, others in _classes().items() for other in (name, *others)}
-    of |= {f"baby {name}": name for name in _ANIMALS.split(", ")}  # otherwise a baby is a person
-    every = {form: name for one, name in of.items() for form in (one, _plural(one))}
+def _class_names() -> tuple[re.Pattern[str], dict[str, str]]:
+    """A pattern of all names, longest first, and the class of each name; empty for a phrase with another meaning."""
+    classes = dict.fromkeys(_OTHER_MEANINGS.split(", "), "")
+    classes |= {other: name for name, others in _classes().items() for other in (name, *others)}
+    classes |= {f"baby {name}": name for name in _ANIMALS.split(", ")}  # otherwise a baby is a person
+    forms = {form: name for one, name in classes.items() for form in (one, _plural(one))}
     patterns = [
         _ORANGE if form == "orange" else re.escape(form).replace(r"\ ", r"[\s-]+")
-        for form in sorted(every, key=len, reverse=True)
+        for form in sorted(forms, key=len, reverse=True)
     ]
-    return re.compile(rf"\b(?:{'|'.join(patterns)})\b"), every
+    return re.compile(rf"\b(?:{'|'.join(patterns)})\b"), forms
 
 
 def _plural(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A grid of settings on many pictures at the price of a few captions: the tower runs once a picture for all of them."""
+"""Try a grid of settings on many images. The vision tower runs only once per image for all points of the grid."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key, versions
 
-By = Literal["harmonic", "clean", "success", "kept"]  # what the best has most of
-_PICTURES = 16  # that are captioned together, and kept in one file
+By = Literal["harmonic", "clean", "success", "kept"]  # what the best settings maximize
+_IMAGES_PER_FILE = 16  # captioned together and cached in one file
 
 
 @dataclass(frozen=True)
 class Point:
-    """Some settings and what they reach."""
+    """Settings with their score over many edits."""
 
     settings: Mapping[str, Any]
     score: Score
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The settings and the score as plain values, for JSON."""
         return {"settings": dict(self.settings), **self.score.to_dict()}
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of some settings' values, checked; the last setting changes fastest.
+    """Every combination of the values in a grid, validated; the last setting changes fastest.
 
     Example:
         >>> len(grid_points({"gamma": [-15, -50], "nu": [10, "all"]}))
@@ -82,50 +82,51 @@ def sweep(
     seed: int = 0,
     prompt: str = PROMPT,
     work: Path | None = None,
-    step: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> list[Point]:
-    """What every point of a grid reaches on the same edits, in the order of the grid; goes on where it was.
+    """Score every point of a grid on the same edits, in the order of the grid. An interrupted sweep resumes.
 
     Args:
-        steerer: what is tuned.
-        world: pictures with their truth.
+        steerer: the model and the atlas to tune.
+        world: images with their true objects.
         kind: `remove` or `replace`.
         grid: setting -> values to try.
-        seed: of the edits that are asked for.
+        seed: seed of the edits.
         prompt: the question.
-        work: the folder of unfinished work; by default below `ELUDE_STEER_HOME`.
-        step: told of every picture that is done.
+        work: folder for cached captions; by default below `ELUDE_STEER_HOME`.
+        on_progress: called with the number of images done since the last call.
     """
     points = grid_points(grid)
-    said = caption_baselines(steerer, world, prompt)
-    tasks = make_tasks(world, said, kind, seed)  # with the baselines, so that another model is another sweep
+    baselines = caption_baselines(steerer, world, prompt)
+    tasks = make_tasks(world, baselines, kind, seed)
     model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
     causes = (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
+    # The tasks contain the baselines, so that another model has another key.
     key = make_key("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
     folder = (work or home() / "work") / f"sweep-{key}"
     captions: list[list[str]] = []
-    for start in range(0, len(tasks), _PICTURES):
-        part, path = tasks[start : start + _PICTURES], folder / f"part-{start:06d}.json"
+    for start in range(0, len(tasks), _IMAGES_PER_FILE):
+        part, path = tasks[start : start + _IMAGES_PER_FILE], folder / f"part-{start:06d}.json"
         if not path.exists():
             plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
-            got: list[list[str]] = []
-            for some, images in image_batches(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
-                got += steerer.captions(images, plans[len(got) : len(got) + len(some)], prompt)
-            text = json.dumps(got)
+            new: list[list[str]] = []
+            for batch, images in image_batches(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
+                new += steerer.captions(images, plans[len(new) : len(new) + len(batch)], prompt)
+            text = json.dumps(new)
             write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
         captions += json.loads(path.read_text(encoding="utf-8"))
-        if step:
-            step(len(part))
-    found = []
+        if on_progress:
+            on_progress(len(part))
+    scored = []
     for number, point in enumerate(points):
-        outcomes = [score_caption(world, task, own[number]) for task, own in zip(tasks, captions, strict=True)]
-        found.append(Point(point, summarize(kind, outcomes, seed)))
-    return found
+        outcomes = [score_caption(world, task, row[number]) for task, row in zip(tasks, captions, strict=True)]
+        scored.append(Point(point, summarize(kind, outcomes, seed)))
+    return scored
 
 
 @dataclass(frozen=True)
 class SettingsTrial:
-    """Some settings, and what they make of one picture."""
+    """Settings with the outcome of one edit."""
 
     settings: Mapping[str, Any]
     outcome: Outcome
@@ -141,44 +142,43 @@ def try_settings(
     by: By = "harmonic",
     prompt: str = PROMPT,
 ) -> tuple[str, list[SettingsTrial]]:
-    """The baseline of one picture and its caption at every point of a grid, the best first.
+    """Caption one image at every point of a grid; return the baseline and the trials, best first.
 
-    Nobody knows the truth about a user's picture, so what the baseline says counts as true: a caption is good if the
-    old word is gone, the new one there, and the other words are as they were.
+    The true objects of a user's image are unknown, so the baseline counts as true: a caption is good if the old word is
+    gone, the new word is there, and the other words are unchanged.
 
     Args:
-        steerer: what is tuned.
-        image: a PIL picture.
-        minus: the word that should go.
-        plus: the word that should come in its place, if any.
+        steerer: the model and the atlas to tune.
+        image: a PIL image.
+        minus: the concept to remove.
+        plus: the concept to put in its place, if any.
         grid: setting -> values to try.
-        by: what counts first; then success, what is kept, and how little is invented.
+        by: the first criterion; ties are broken by success, then by what is kept, then by how little is invented.
         prompt: the question.
     """
     check_criterion(by)
     points = grid_points(grid)
     old, new = normalize_word(minus).lower(), normalize_word(plus).lower() if plus is not None else None
-    asked = Task(0, "", old, new)
-    plans = [plan_or_empty(steerer, asked, point) for point in points]
+    task = Task(0, "", old, new)
+    plans = [plan_or_empty(steerer, task, point) for point in points]
     if not any(plan.concepts for plan in plans):
-        _strict_plan(steerer, asked, points[0])  # none can be made: the first says why
-    ((baseline, *said),) = steerer.captions([image], [[None, *plans]], prompt)
-    task = replace(asked, baseline=baseline)
+        _make_plan(steerer, task, points[0])  # no plan is possible: raise the error that says why
+    ((baseline, *captions),) = steerer.captions([image], [[None, *plans]], prompt)
+    task = replace(task, baseline=baseline)
     world = single_image_world(image, baseline, [old, *([new] if new else [])])
-    tried = [
-        SettingsTrial(point, score_caption(world, task, caption)) for point, caption in zip(points, said, strict=True)
-    ]
-    return baseline, sorted(tried, key=lambda t: _rank(t.outcome, by))
+    outcomes = [score_caption(world, task, caption) for caption in captions]
+    trials = [SettingsTrial(point, outcome) for point, outcome in zip(points, outcomes, strict=True)]
+    return baseline, sorted(trials, key=lambda trial: _rank_key(trial.outcome, by))
 
 
-def _rank(outcome: Outcome, by: By) -> tuple[float, ...]:
-    """Smaller is better. The harmonic mean needs no number of its own: for one edit it orders by success, then kept."""
+def _rank_key(outcome: Outcome, by: By) -> tuple[float, ...]:
+    """Sort key; smaller is better. For a single edit, the harmonic mean orders by success, then kept, as ties do."""
     first = 0.0 if by == "harmonic" else float(getattr(outcome, by))
     return (-first, -outcome.success, -outcome.kept, len(outcome.invented))
 
 
 def single_image_world(image: Any, baseline: str, phrases: Sequence[str]) -> World:
-    """A world of one picture that is read by its words; phrases of several words count as one."""
+    """A world of one image whose captions are read word by word; each phrase counts as one word."""
 
     def read(caption: str) -> Reading:
         text = " ".join(word.strip(".,!?;:\"'").lower() for word in caption.split())
@@ -188,33 +188,33 @@ def single_image_world(image: Any, baseline: str, phrases: Sequence[str]) -> Wor
             found += [phrase] * bool(count)
         return Reading(frozenset([*found, *(word for word in text.split() if word not in FUNCTION_WORDS)]))
 
-    said = read(baseline).objects
-    return World("one picture", [Case(image, said)], tuple(sorted(said)), read)
+    words = read(baseline).objects
+    return World("one image", [Case(image, words)], tuple(sorted(words)), read)
 
 
 def best_point(points: Sequence[Point], by: By = "harmonic", *, min_kept: float = 0.9) -> Point:
-    """The point with the most of `by` among those that keep enough; without any, the one that keeps most."""
+    """The point with the highest `by` among those that keep `min_kept`; if none does, the one that keeps most."""
     check_criterion(by)
     enough = [point for point in points if point.score.kept >= min_kept]
-    return (
-        max(enough, key=lambda point: getattr(point.score, by)) if enough else max(points, key=lambda p: p.score.kept)
-    )
+    if not enough:
+        return max(points, key=lambda point: point.score.kept)
+    return max(enough, key=lambda point: getattr(point.score, by))
 
 
 def check_criterion(by: str) -> None:
-    """Raises where settings cannot be ranked by this."""
-    known = get_args(By)
-    if by not in known:
-        raise SpecError(f"by is {by!r}; settings are ranked by {', '.join(known[:-1])} or {known[-1]}.")
+    """Raise if settings cannot be ranked by this value."""
+    *others, last = get_args(By)
+    if by not in (*others, last):
+        raise SpecError(f"by is {by!r}; settings are ranked by {', '.join(others)} or {last}.")
 
 
 def plan_or_empty(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
-    """How an edit is done; not at all where settings leave the plus word no place."""
+    """The plan of an edit; an empty plan if the settings leave no place for the added concept."""
     try:
-        return _strict_plan(steerer, task, settings)
-    except SpecError:  # both words may have the same sub-units
+        return _make_plan(steerer, task, settings)
+    except SpecError:  # both concepts may have the same sub-units
         return Plan()
 
 
-def _strict_plan(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
+def _make_plan(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
     return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]

@@ -1,4 +1,4 @@
-"""Finding good settings: what a sweep found as a table, a picture, a recipe, or the atlas's own defaults."""
+"""Find good settings for one image or for many; save them as a recipe or as the atlas's defaults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from elude_steer.utils.files import write_file
 from elude_steer.utils.plotting import scatter
 from elude_steer.utils.yaml_schema import dump_document
 
-# What is tried where nobody says what: what decides a removal is gamma, what decides a replacement is beta.
+# The default grids. Gamma decides a removal, beta a replacement.
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "remove": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
     "replace": {"beta": (10, 20), "kappa": (12, 24), "nu": (6, 10, 16)},
@@ -41,13 +41,13 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 @dataclass(frozen=True, repr=False)
 class TuningResult:
-    """What a sweep found, best first, and what is worth knowing about it.
+    """The settings that were tried, best first. Its `repr` is a table.
 
     Attributes:
-        best: the settings that won, as `Steerer.steer` takes them.
-        rows: settings and what they reach, the best first.
-        columns: what a row has, in the order of the table.
-        notes: in sentences.
+        best: the best settings, as keyword arguments of `Steerer.steer`.
+        rows: the settings with their scores, best first.
+        columns: the keys of each row, in the order of the table.
+        notes: remarks as sentences.
     """
 
     best: Mapping[str, Any]
@@ -60,13 +60,13 @@ class TuningResult:
         return "\n".join([self.table(10), *([f"and {more} more"] if more > 0 else []), *self.notes])
 
     def table(self, limit: int) -> str:
-        """The best rows as text."""
+        """The first `limit` rows as aligned text."""
         lines = [list(self.columns)]
         for row in self.rows[:limit]:
             lines.append([f"{row[c]:.3f}" if isinstance(row[c], float) else str(row[c]) for c in self.columns])
-        wide = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(line, wide, strict=True)).rstrip() for line in lines
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         )
 
 
@@ -82,34 +82,36 @@ def tune(
     min_kept: float = 0.9,
     prompt: str = PROMPT,
 ) -> TuningResult:
-    """Tries a grid of settings on one picture and its words, or on a world of pictures with known objects.
+    """Try a grid of settings on one image, or on a world of images with known objects.
 
     Args:
-        steerer: what is tuned.
-        target: a picture (a path, the bytes of a file, or a PIL picture), or a `World`.
-        minus: for a picture, the word that should go.
-        plus: for a picture, the word that should come in its place.
-        kind: for a world, which edits: `remove` or `replace`. For a picture plus decides.
+        steerer: the model and the atlas to tune.
+        target: an image (a path, the bytes of a file, or a PIL image), or a `World`.
+        minus: for an image, the concept to remove.
+        plus: for an image, the concept to put in its place.
+        kind: for a world, the edits to try: `remove` or `replace`. For an image, `plus` decides.
         grid: setting -> values to try; by default a dozen points that suit the edit (`GRIDS`).
-        by: what the best has most of: `harmonic`, `clean`, `success` or `kept`.
-        min_kept: for a world, the share of all else that the best has to keep.
+        by: what the best settings maximize: `harmonic`, `clean`, `success` or `kept`.
+        min_kept: for a world, the share of the other objects and places that the best settings must keep.
         prompt: the question.
 
     Example:
-        >>> found = tune(steerer, "dog.png", minus="dog", grid={"gamma": [-15, -50], "nu": [8, "all"]})
-        >>> steerer.steer("dog.png", minus=["dog"], **found.best).caption
+        >>> result = tune(steerer, "dog.png", minus="dog", grid={"gamma": [-15, -50], "nu": [8, "all"]})
+        >>> steerer.steer("dog.png", minus=["dog"], **result.best).caption
     """
     if kind not in GRIDS:
         raise SpecError(f"kind is {kind!r}; an edit is 'remove' or 'replace'.")
     if isinstance(target, World):
         if minus is not None or plus is not None:
-            raise SpecError("minus and plus are for one picture; a world has words of its own: tune(world, kind=…).")
-        return _on_world(steerer, target, kind, grid, by=by, min_kept=min_kept, prompt=prompt)[0]
+            raise SpecError(
+                "minus and plus are for one image; a world brings its own concepts: tune(steerer, world, kind=…)."
+            )
+        return _sweep_world(steerer, target, kind, grid, by=by, min_kept=min_kept, prompt=prompt)[0]
     if minus is None:
-        raise SpecError("say what should go: tune(image, minus='dog').")
+        raise SpecError("name the concept to remove: tune(steerer, image, minus='dog').")
     if kind == "replace" and plus is None:
-        raise SpecError("kind is 'replace', and nothing says by what: tune(image, minus='dog', plus='biker').")
-    old, new = _one("minus", minus), None if plus is None else _one("plus", plus)
+        raise SpecError("kind is 'replace', so plus is needed: tune(steerer, image, minus='dog', plus='biker').")
+    old, new = _single_word("minus", minus), None if plus is None else _single_word("plus", plus)
     return tune_on_image(steerer, open_image(target), old, new, grid, by=by, prompt=prompt)
 
 
@@ -125,35 +127,46 @@ def tune_on_image(
     write: Path | None = None,
     path: str | None = None,
 ) -> TuningResult:
-    """Every point of a grid on one picture; the best can be written as a recipe."""
+    """Try every point of a grid on one image.
+
+    Args:
+        steerer: the model and the atlas to tune.
+        image: a PIL image.
+        minus: the concept to remove.
+        plus: the concept to put in its place, if any.
+        grid: setting -> values to try; by default one of `GRIDS`.
+        by: what the best settings maximize.
+        prompt: the question.
+        write: where to write the best settings as a recipe.
+        path: the image's file, which the recipe names; `-` is standard input, which it cannot name.
+    """
     if write is not None and write.exists():
-        raise StorageError(f"'{write}' is already there; give another name.")
+        raise StorageError(f"'{write}' already exists; choose another name.")
     grid = GRIDS["remove" if plus is None else "replace"] if grid is None else grid
-    baseline, tried = try_settings(steerer, image, minus, plus, grid, by=by, prompt=prompt)
+    baseline, trials = try_settings(steerer, image, minus, plus, grid, by=by, prompt=prompt)
     rows = [
         {
-            **one.settings,
-            "success": one.outcome.success,
-            "kept": one.outcome.kept,
-            "caption": one.outcome.caption,
+            **trial.settings,
+            "success": trial.outcome.success,
+            "kept": trial.outcome.kept,
+            "caption": trial.outcome.caption,
         }
-        for one in tried
+        for trial in trials
     ]
     notes = [f"baseline: {baseline}"]
-    old = tried[0].outcome.task.minus
-    if old not in single_image_world(image, baseline, [old]).cases[0].objects:
-        notes.append(
-            f"the baseline does not say '{old}', so that it is gone means nothing; use a word of the baseline."
-        )
-    if not tried[0].outcome.success:
-        notes.append("no point of the grid did what was asked for; try larger kappa or beta, or another mode.")
+    best = trials[0]
+    word = best.outcome.task.minus
+    if word not in single_image_world(image, baseline, [word]).cases[0].objects:
+        notes.append(f"the baseline does not say '{word}', so its absence proves nothing; use a word of the baseline.")
+    if not best.outcome.success:
+        notes.append("no point of the grid achieved the edit; try a larger kappa or beta, or another mode.")
     if write is not None:
-        step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**tried[0].settings))
-        where = None if path in (None, "-") else str(Path(str(path)).resolve())
-        text = dump_document(Recipe(write.stem, atlas_reference(steerer), (step,), where))
+        step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**best.settings))
+        source = None if path in (None, "-") else str(Path(str(path)).resolve())
+        text = dump_document(Recipe(write.stem, atlas_reference(steerer), (step,), source))
         write_file(write, lambda file: file.write(text.encode()))
-        notes.append(f"the best as a recipe: {write}")
-    return TuningResult(tried[0].settings, rows, (*grid, "success", "kept", "caption"), tuple(notes))
+        notes.append(f"the best settings as a recipe: {write}")
+    return TuningResult(best.settings, rows, (*grid, "success", "kept", "caption"), tuple(notes))
 
 
 def tune_on_world(
@@ -168,24 +181,36 @@ def tune_on_world(
     plot: Path | None = None,
     save_to_atlas: bool = False,
 ) -> TuningResult:
-    """Every point of a grid on many pictures with known objects; the best can become the atlas's own settings."""
+    """Try every point of a grid on many images with known objects.
+
+    Args:
+        steerer: the model and the atlas to tune.
+        kind: the edits to try.
+        scenes: `toyland:SEED`.
+        coco: an annotation file and a folder of images, to use in place of toyland's scenes.
+        count: number of images.
+        grid: setting -> values to try; by default one of `GRIDS`.
+        by: what the best settings maximize.
+        plot: where to save a plot of success against kept.
+        save_to_atlas: whether the best settings become the atlas's defaults.
+    """
     if save_to_atlas:
-        _own_folder(steerer)
-    world = coco_world(*coco, limit=count) if coco else _scenes(scenes, count)
-    found, points = _on_world(steerer, world, kind, grid, by=by)
-    notes = [*found.notes]
+        _writable_folder(steerer)
+    world = coco_world(*coco, limit=count) if coco else _parse_scenes(scenes, count)
+    result, points = _sweep_world(steerer, world, kind, grid, by=by)
+    notes = [*result.notes]
     if plot is not None:
         data = io.BytesIO()
-        drawn = [(point.score.kept, point.score.success) for point in points]
-        scatter(drawn, x="kept", y="success", marked=[0]).save(data, "PNG")
+        coordinates = [(point.score.kept, point.score.success) for point in points]
+        scatter(coordinates, x="kept", y="success", marked=[0]).save(data, "PNG")
         write_file(plot, lambda file: file.write(data.getvalue()))
-        notes.append(f"success against kept: {plot}")
+        notes.append(f"plot of success against kept: {plot}")
     if save_to_atlas:
-        notes.append(f"now the settings of atlas '{steerer.atlas.name}': {save_settings(steerer, found.best)}")
-    return replace(found, notes=tuple(notes))
+        notes.append(f"new default settings of atlas '{steerer.atlas.name}': {save_settings(steerer, result.best)}")
+    return replace(result, notes=tuple(notes))
 
 
-def _on_world(
+def _sweep_world(
     steerer: Steerer,
     world: World,
     kind: Kind,
@@ -195,58 +220,58 @@ def _on_world(
     min_kept: float = 0.9,
     prompt: str = PROMPT,
 ) -> tuple[TuningResult, list[Point]]:
-    """What was found, and the points themselves in the same order."""
+    """The result, and its points in the same order."""
     check_criterion(by)
     grid = GRIDS[kind] if grid is None else grid
-    with tqdm(total=len(world.cases), desc="sweeping", unit=" pictures", disable=None) as bar:
-        points = sweep(steerer, world, kind, grid, prompt=prompt, step=bar.update)
-    chosen = best_point(points, by, min_kept=min_kept)
-    order = sorted(points, key=lambda point: (point is not chosen, -getattr(point.score, by)))
+    with tqdm(total=len(world.cases), desc="sweeping", unit=" images", disable=None) as bar:
+        points = sweep(steerer, world, kind, grid, prompt=prompt, on_progress=bar.update)
+    best = best_point(points, by, min_kept=min_kept)
+    order = sorted(points, key=lambda point: (point is not best, -getattr(point.score, by)))
     columns: tuple[str, ...] = ("success", "kept", "harmonic", "clean", "invented")
-    if chosen.score.well_formed is not None:  # there is a grammar
+    if best.score.well_formed is not None:  # the world has a grammar
         columns = (*columns, "well_formed")
     rows = [{**point.settings, **{name: getattr(point.score, name) for name in columns}} for point in order]
     notes = []
-    if chosen.score.kept < min_kept:
-        notes.append(f"no point of the grid keeps {min_kept:.0%} of all else; the first is the one that keeps most.")
-    return TuningResult(chosen.settings, rows, (*grid, *columns), tuple(notes)), order
+    if best.score.kept < min_kept:
+        notes.append(f"no point of the grid keeps {min_kept:.0%} of everything else; the first row keeps most.")
+    return TuningResult(best.settings, rows, (*grid, *columns), tuple(notes)), order
 
 
 def save_settings(steerer: Steerer[Atlas], settings: Mapping[str, Any]) -> Path:
-    """Writes the atlas again with these settings as its own; one that comes with the package is left as it is."""
-    folder = _own_folder(steerer)
+    """Save the atlas with these settings as its defaults; refuse for an atlas that is shipped with the package."""
+    folder = _writable_folder(steerer)
     about = dict(steerer.atlas.about)
     about["spec"] = {**about["spec"], "steering": {**about["spec"].get("steering", {}), **settings}}
     thumbnails = {path.name: path.read_bytes() for path in sorted((folder / "thumbnails").glob("*.jpg"))}
     return replace(steerer.atlas, about=about).save(folder, thumbnails or None)
 
 
-def _one(role: str, given: Any) -> str:
-    """One word, also where it comes in a list, as `Steerer.steer` takes it."""
-    words = list(given) if isinstance(given, list | tuple) else [given]
+def _single_word(role: str, value: Any) -> str:
+    """One word, also if it comes in a list, as `Steerer.steer` takes it."""
+    words = list(value) if isinstance(value, list | tuple) else [value]
     if len(words) != 1:
-        raise SpecError(f"{role} is {given!r}; settings are tried for one word at a time: {role}='dog'.")
+        raise SpecError(f"{role} is {value!r}; settings are tried for one concept at a time: {role}='dog'.")
     return words[0]
 
 
-def _own_folder(steerer: Steerer[Atlas]) -> Path:
+def _writable_folder(steerer: Steerer[Atlas]) -> Path:
     folder = steerer.atlas.folder
     if folder is None or Path(__file__).parents[2] in folder.resolve().parents:
         raise StorageError(
-            f"atlas '{steerer.atlas.name}' comes with the package and stays as it is; copy it, or pass the settings."
+            f"atlas '{steerer.atlas.name}' is shipped with the package and is read-only; copy it, or pass the settings."
         )
     return folder
 
 
 def atlas_reference(steerer: Steerer[Atlas]) -> str:
-    """What finds this very atlas again: its name, or its folder where the name means another one."""
+    """The text that loads this atlas again: its name, or its folder if the name means another atlas."""
     folder = steerer.atlas.folder
-    known = dict(list_atlases()).get(steerer.atlas.name)
-    return steerer.atlas.name if folder is None or known == folder else str(folder.resolve())
+    named = dict(list_atlases()).get(steerer.atlas.name)
+    return steerer.atlas.name if folder is None or named == folder else str(folder.resolve())
 
 
-def _scenes(source: str, count: int) -> World:
+def _parse_scenes(source: str, count: int) -> World:
     kind, _, seed = source.partition(":")
     if kind != "toyland" or not seed.isdecimal():
-        raise SpecError(f"--scenes is '{source}'; it is toyland:SEED, or use --coco with annotations and pictures.")
+        raise SpecError(f"--scenes is '{source}'; write toyland:SEED, or use --coco with annotations and images.")
     return toyland_world(int(seed), count)

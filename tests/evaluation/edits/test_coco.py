@@ -14,13 +14,13 @@ from elude_steer.toyland import scenes
 NAMES = list(coco._classes())
 
 
-def named(caption):
+def classes_in(caption):
     return set(read_caption(caption).objects)
 
 
 @pytest.fixture
 def small(tmp_path):
-    """Pictures of 100 x 100; a row is a picture, its classes with the share of the picture that each covers."""
+    """Images of 100 x 100 pixels; each row gives an image's classes with the share of the image that they cover."""
     rows = [
         {"dog": 0.3, "person": 0.2},
         {"dog": 0.3, "cat": 0.009},
@@ -33,43 +33,43 @@ def small(tmp_path):
 
 
 def write(folder, rows, **changes):
-    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "images").mkdir(exist_ok=True)
     ids = {name: 7 + 3 * i for i, name in enumerate(NAMES)}
     content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for n, i in ids.items()]}
     for number, row in enumerate(rows):
-        Image.new("RGB", (100, 100), (number * 20, 0, 0)).save(folder / "pictures" / f"{number:03}.png")
+        Image.new("RGB", (100, 100), (number * 20, 0, 0)).save(folder / "images" / f"{number:03}.png")
         size = {"width": 100, "height": 100}
         content["images"].append({"id": 500 + number, "file_name": f"{number:03}.png", **size})
         for name, share in row.items():
-            for _ in range(2):  # in two pieces: it is the sum that counts
+            for _ in range(2):  # in two pieces: their sum counts
                 piece = {"image_id": 500 + number, "category_id": ids[name], "area": share * 1e4 / 2}
                 content["annotations"].append(piece)
     path = folder / "instances_small.json"
     path.write_text(json.dumps(content | changes), encoding="utf-8")
-    return path, folder / "pictures"
+    return path, folder / "images"
 
 
 # Reading captions
 
 
-def test_there_are_80_classes_and_each_is_found_by_its_name():
+def test_each_of_the_80_classes_is_found_by_its_name():
     assert len(NAMES) == 80
     for name in NAMES:
-        assert named(f"There is an {name}.") == {name}
-        assert named(f"{name.upper()}") == ({name} if name != "orange" else set())  # alone it may be a colour
+        assert classes_in(f"There is an {name}.") == {name}
+        assert classes_in(f"{name.upper()}") == ({name} if name != "orange" else set())  # alone, orange may be a colour
 
 
-def test_every_name_and_its_plural_mean_one_class():
+def test_every_synonym_and_its_plural_mean_one_class():
     for name, others in coco._classes().items():
         for other in others:
-            assert named(f"a photo of the {other} here") == {name}, other
-            assert named(f"a photo of two {coco._plural(other)} here") == {name}, other
-        assert named(f"many {coco._plural(name)}") == {name}
+            assert classes_in(f"a photo of the {other} here") == {name}, other
+            assert classes_in(f"a photo of two {coco._plural(other)} here") == {name}, other
+        assert classes_in(f"many {coco._plural(name)}") == {name}
 
 
-def test_no_name_stands_in_two_rows():
+def test_no_name_means_two_classes():
     every = [other for name, others in coco._classes().items() for other in (name, *others)]
-    every += coco._NONE.split(", ")
+    every += coco._OTHER_MEANINGS.split(", ")
     assert sorted(every) == sorted(set(every))
 
 
@@ -105,42 +105,42 @@ def test_plurals_of_english(one, several):
         ("", set()),
     ],
 )
-def test_whole_words_and_the_longest_first(caption, expected):
-    assert named(caption) == expected
+def test_captions_are_read_by_whole_words_and_longest_names(caption, expected):
+    assert classes_in(caption) == expected
 
 
 @pytest.mark.parametrize(
     "caption",
     ["an orange.", "an orange", "the orange on a plate", "an orange and an apple", "one orange, cut", "two oranges"],
 )
-def test_an_orange_is_a_fruit(caption):
-    assert "orange" in named(caption)
+def test_orange_as_a_fruit_counts(caption):
+    assert "orange" in classes_in(caption)
 
 
 @pytest.mark.parametrize(
     "caption", ["an orange cat", "an orange and white cat", "a wall painted orange", "orange juice", "the orange bus"]
 )
-def test_orange_is_a_colour(caption):
-    assert "orange" not in named(caption)
+def test_orange_as_a_colour_does_not_count(caption):
+    assert "orange" not in classes_in(caption)
 
 
-# The pictures
+# Images
 
 
-def test_pictures_with_enough_large_classes_are_kept(small):
+def test_images_with_enough_large_classes_are_taken(small):
     world = coco_world(*small)
     found = {case.source.name: set(case.objects) for case in world.cases}
     assert found == {
         "000.png": {"dog", "person"},
-        "002.png": {"hot dog", "dining table", "fork"},  # the fork is small, and there
-        "005.png": {"bus", "car"},  # the border counts
+        "002.png": {"hot dog", "dining table", "fork"},  # the fork is small but present
+        "005.png": {"bus", "car"},  # exactly 1 % is enough
     }
-    assert world.words == tuple(NAMES)
+    assert world.vocabulary == tuple(NAMES)
     assert world.read("two dogs").objects == {"dog"}
     assert len(coco_world(*small, min_classes=1).cases) == 5
 
 
-def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
+def test_edits_on_coco_have_a_likelihood_and_no_grammar(tmp_path):
     drawn = [scene for scene in scenes(seed=8, n=60) if {"dog", "cat", "horse", "bus"} & set(scene.objects)][:4]
     rows = [dict.fromkeys(set(scene.objects) & set(NAMES), 0.2) for scene in drawn]
     path, folder = write(tmp_path, rows)
@@ -156,7 +156,7 @@ def test_captions_have_no_grammar_so_their_likelihood_counts(tmp_path):
     assert score.intervals["likelihood"][0] <= score.likelihood <= score.intervals["likelihood"][1]
 
 
-def test_pictures_are_opened_only_when_they_are_looked_at(small, monkeypatch):
+def test_images_are_opened_only_when_they_are_used(small, monkeypatch):
     opened = []
     monkeypatch.setattr(
         "elude_steer.evaluation.edits.benchmark.open_image", lambda path: opened.append(path) or open_image(path)
@@ -173,28 +173,28 @@ def test_the_seed_decides_the_order_and_the_limit_cuts_it(small):
     def files(**settings):
         return [case.source.name for case in coco_world(*small, **settings).cases]
 
-    whole = files(min_classes=1, seed=3)
-    assert files(min_classes=1, seed=3) == whole
-    assert files(min_classes=1, seed=3, limit=2) == whole[:2]
-    assert files(min_classes=1, seed=3, limit=99) == whole
+    all_files = files(min_classes=1, seed=3)
+    assert files(min_classes=1, seed=3) == all_files
+    assert files(min_classes=1, seed=3, limit=2) == all_files[:2]
+    assert files(min_classes=1, seed=3, limit=99) == all_files
     assert len({tuple(files(min_classes=1, seed=seed)) for seed in range(8)}) > 1
 
 
-def test_worlds_of_other_pictures_have_other_names(small):
+def test_worlds_of_other_images_have_other_names(small):
     names = {coco_world(*small, limit=1, seed=seed).name for seed in range(20)}
     assert len(names) == 3
     assert coco_world(*small).name == coco_world(*small).name
     assert coco_world(*small).name.startswith("coco:instances_small:")
 
 
-def test_missing_pictures_are_told(small):
+def test_missing_images_cause_a_warning(small):
     _, folder = small
     (folder / "000.png").unlink()
-    with pytest.warns(EludeSteerWarning, match="1 pictures of 'instances_small.json' are not in folder"):
+    with pytest.warns(EludeSteerWarning, match="1 images of 'instances_small.json' are not in folder"):
         assert len(coco_world(*small).cases) == 2
 
 
-def test_a_category_by_one_of_its_other_names(tmp_path):
+def test_a_category_may_have_a_synonym_as_its_name(tmp_path):
     path, folder = write(tmp_path, [{"dog": 0.5, "couch": 0.4}])
     content = json.loads(path.read_text())
     for row in content["categories"]:
@@ -209,13 +209,13 @@ def test_a_category_by_one_of_its_other_names(tmp_path):
         ({"categories": None}, "is no COCO instances file: it has no list 'categories'; give one such as instances_v"),
         ({"annotations": {}}, "it has no list 'annotations'"),
         ({"categories": [{"id": 1, "name": "dragon"}]}, "has a category 'dragon', which is none of COCO's 80 classes"),
-        ({"annotations": [{"image_id": 500, "category_id": 7}]}, r"an entry is not as it should be \(KeyError\('area"),
-        ({"annotations": [{"image_id": 500, "category_id": 8, "area": 1}]}, "an entry is not as it should be"),
-        ({"images": [[1, 2]]}, "an entry is not as it should be"),
-        ({"annotations": []}, "no picture of '.*' shows 2 classes on 1 % of its area each; lower min_classes"),
+        ({"annotations": [{"image_id": 500, "category_id": 7}]}, r"an entry is malformed \(KeyError\('area"),
+        ({"annotations": [{"image_id": 500, "category_id": 8, "area": 1}]}, "an entry is malformed"),
+        ({"images": [[1, 2]]}, "an entry is malformed"),
+        ({"annotations": []}, "no image of '.*' shows 2 classes on 1 % of its area each; lower min_classes"),
     ],
 )
-def test_files_that_are_no_coco_files(tmp_path, changes, message):
+def test_other_json_files_are_refused(tmp_path, changes, message):
     path, folder = write(tmp_path, [{"dog": 0.5, "cat": 0.4}], **changes)
     with pytest.raises(SpecError, match=message) as caught:
         coco_world(path, folder)
@@ -223,23 +223,23 @@ def test_files_that_are_no_coco_files(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"not json", b"\xff\xfe\x00", b"[1, 2]", b'"images"'])
-def test_files_that_are_no_json_or_another(small, content):
+def test_files_that_are_not_json_objects_are_refused(small, content):
     path, folder = small
     path.write_bytes(content)
     with pytest.raises(SpecError, match="is no COCO instances file"):
         coco_world(path, folder)
 
 
-def test_what_is_not_there_is_one_line(small, tmp_path):
+def test_missing_files_are_refused_in_one_line(small, tmp_path):
     path, folder = small
     empty = tmp_path / "train2014"
     empty.mkdir()
     for call, kind, message in [
         (lambda: coco_world(tmp_path / "none.json", folder), SpecError, "cannot be read: No such file"),
-        (lambda: coco_world(path, tmp_path / "none"), ImageError, "no folder '.*none' with the pictures of"),
+        (lambda: coco_world(path, tmp_path / "none"), ImageError, "there is no folder '.*none' with the images of"),
         (lambda: coco_world(path, path), ImageError, "no folder"),
-        (lambda: coco_world(path, empty), ImageError, "none of the 3 pictures of 'instances_small.json' is in folder"),
-        (lambda: coco_world(path, folder, limit=0), SpecError, "limit is 0; take at least 1 picture"),
+        (lambda: coco_world(path, empty), ImageError, "none of the 3 images of 'instances_small.json', such as"),
+        (lambda: coco_world(path, folder, limit=0), SpecError, "limit is 0; take at least 1 image"),
         (lambda: coco_world(path, folder, min_classes=4), SpecError, "shows 4 classes"),
     ]:
         with pytest.raises(kind, match=message) as caught:
@@ -248,8 +248,8 @@ def test_what_is_not_there_is_one_line(small, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_a_broken_picture_is_named_when_it_is_looked_at(small):
+def test_a_broken_image_is_reported_when_it_is_used(small):
     (case, *_) = coco_world(*small).cases
-    case.source.write_bytes(b"no picture")
+    case.source.write_bytes(b"not an image")
     with pytest.raises(ImageError, match=rf"{case.source.name}' cannot be read as an image"):
         _ = case.image

@@ -1,4 +1,4 @@
-"""Settings found for a picture or a world of pictures, and what becomes of them."""
+"""Settings found for an image or a world of images, and where they are saved."""
 
 import shutil
 
@@ -16,11 +16,11 @@ from tests.evaluation.edits.test_sweep import BARE
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path, monkeypatch):
+def empty_home(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
 
 
-def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
+def test_the_best_settings_for_an_image_steer_it(steerer, scene, tmp_path):
     path, word = tmp_path / "scene.png", scene.objects[0]
     scene.image.save(path)
     found = tune(steerer, path, minus=word, grid={"gamma": [1, -50], "nu": [6, "all"]})
@@ -32,11 +32,11 @@ def test_what_is_found_for_a_picture_steers_it(steerer, scene, tmp_path):
     assert lines[0].split() == ["gamma", "nu", "success", "kept", "caption"]
     assert lines[1].endswith(found.rows[0]["caption"])
     assert lines[-1] == f"baseline: {steerer.vlm.caption([scene.image])[0]}"
-    # A list of one word, as `steer` takes it, is that word.
+    # A list of one word, as `steer` takes it, is also allowed.
     assert tune(steerer, scene.image, minus=[word], grid={"gamma": [1, -50], "nu": [6, "all"]}) == found
 
 
-def test_a_world_is_tuned_by_its_own_words(steerer):
+def test_a_world_is_tuned_by_its_own_concepts(steerer):
     grid = {"gamma": [1, -50], **BARE}
     found = tune(steerer, toyland_world(60_003, 6), grid=grid, min_kept=0.5)
     assert found.best == {"gamma": -50, **{name: value for name, (value,) in BARE.items()}}
@@ -47,19 +47,19 @@ def test_a_world_is_tuned_by_its_own_words(steerer):
     assert kept.best["gamma"] == 1
 
 
-def test_without_a_grammar_nothing_is_said_about_sentences(steerer):
+def test_well_formed_is_a_column_only_with_a_grammar(steerer):
     world = toyland_world(60_003, 2)
-    bare = World("bare", world.cases, world.words, lambda caption: Reading(world.read(caption).objects))
-    found, known = (tune(steerer, one, grid={"gamma": [-50]}) for one in (bare, world))
-    assert set(known.columns) - set(found.columns) == {"well_formed"}
+    bare = World("bare", world.cases, world.vocabulary, lambda caption: Reading(world.read(caption).objects))
+    without, with_grammar = (tune(steerer, one, grid={"gamma": [-50]}) for one in (bare, world))
+    assert set(with_grammar.columns) - set(without.columns) == {"well_formed"}
 
 
-def test_where_nothing_keeps_enough_it_is_said(steerer):
+def test_a_note_says_if_no_point_keeps_enough(steerer):
     found = tune(steerer, toyland_world(60_003, 6), grid={"gamma": [-50]}, min_kept=1.01)
-    assert found.notes == ("no point of the grid keeps 101% of all else; the first is the one that keeps most.",)
+    assert found.notes == ("no point of the grid keeps 101% of everything else; the first row keeps most.",)
 
 
-def test_without_a_grid_the_edit_decides_what_is_tried(steerer, scene):
+def test_the_default_grid_depends_on_the_edit(steerer, scene):
     word = scene.objects[0]
     other = next(w for w in toyland.OBJECTS if w not in scene.objects)
     removed, replaced = tune(steerer, scene.image, minus=word), tune(steerer, scene.image, minus=word, plus=other)
@@ -74,68 +74,68 @@ def test_without_a_grid_the_edit_decides_what_is_tried(steerer, scene):
     assert tune(steerer, world).columns[0] == "gamma"
 
 
-def test_a_word_that_the_baseline_does_not_say_is_told(steerer, scene):
+def test_notes_tell_about_absent_words_and_failed_edits(steerer, scene):
     absent = next(w for w in toyland.OBJECTS if w not in scene.objects)
     found = tune(steerer, scene.image, minus=absent, grid={"gamma": [1]})
     assert found.notes[1].startswith(f"the baseline does not say '{absent}'")
     undone = tune(steerer, scene.image, minus=scene.objects[0], grid={"gamma": [1], **BARE})
-    assert undone.notes[1].startswith("no point of the grid did what was asked for")
+    assert undone.notes[1].startswith("no point of the grid achieved the edit")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
-        ({}, r"say what should go: tune\(image, minus='dog'\)"),
-        ({"plus": "dog"}, "say what should go"),
-        ({"minus": "dog", "kind": "replace"}, r"nothing says by what: tune\(image, minus='dog', plus='biker'\)"),
+        ({}, r"name the concept to remove: tune\(steerer, image, minus='dog'\)"),
+        ({"plus": "dog"}, "name the concept to remove"),
+        ({"minus": "dog", "kind": "replace"}, r"so plus is needed: tune\(steerer, image, minus='dog', plus='biker'\)"),
         ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove' or 'replace'"),
-        ({"minus": ["dog", "cat"]}, "one word at a time: minus='dog'"),
+        ({"minus": ["dog", "cat"]}, "one concept at a time: minus='dog'"),
         ({"minus": 5}, "a concept is a word, not a int"),
         ({"minus": "dog", "by": "gone"}, "by is 'gone'"),
         ({"minus": "dog", "grid": {"gama": [1]}}, "Did you mean 'gamma'"),
     ],
 )
-def test_mistakes_with_a_picture(given, message, steerer, scene):
+def test_invalid_arguments_for_an_image_are_refused(options, message, steerer, scene):
     with pytest.raises(SpecError, match=message):
-        tune(steerer, scene.image, **given)
+        tune(steerer, scene.image, **options)
 
 
-def test_mistakes_with_a_world(steerer):
+def test_invalid_arguments_for_a_world_are_refused(steerer):
     world = toyland_world(60_003, 1)
-    with pytest.raises(SpecError, match="minus and plus are for one picture; a world has words of its own"):
+    with pytest.raises(SpecError, match="minus and plus are for one image; a world brings its own concepts"):
         tune(steerer, world, minus="dog")
     with pytest.raises(SpecError, match="by is 'gone'"):
         tune(steerer, world, by="gone")
-    with pytest.raises(SpecError, match="--scenes is 'coco:1'; it is toyland:SEED"):
+    with pytest.raises(SpecError, match="--scenes is 'coco:1'; write toyland:SEED"):
         tune_on_world(steerer, "remove", "coco:1", None, 2)
 
 
-def test_the_best_can_be_a_recipe(steerer, scene, tmp_path):
-    picture, written = tmp_path / "scene.png", tmp_path / "best.yaml"
-    scene.image.save(picture)
+def test_the_best_settings_can_be_written_as_a_recipe(steerer, scene, tmp_path):
+    path, written = tmp_path / "scene.png", tmp_path / "best.yaml"
+    scene.image.save(path)
     grid = {"smooth": [True, False], "mode": ["place"], "kappa": [8]}
-    found = tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written, path=str(picture))
+    found = tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written, path=str(path))
     recipe = load_recipe(str(written))
     assert recipe.steps[0].settings.smooth is found.best["smooth"]
     assert run_recipe(recipe, steerer)[0].result.caption == found.rows[0]["caption"]
-    with pytest.raises(StorageError, match="already there"):
+    with pytest.raises(StorageError, match="already exists"):
         tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written)
 
 
-def test_the_best_can_be_the_atlas_s_own(steerer, tmp_path):
+def test_the_best_settings_can_be_saved_in_the_atlas(steerer, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(steerer.atlas.folder, folder)
     mine = Steerer.load(str(folder))
     grid = {"gamma": [-7, -50], "smooth": [False]}
     found = tune_on_world(mine, "remove", "toyland:60003", None, 3, grid, save_to_atlas=True, plot=tmp_path / "p.png")
     assert [note.split(":")[0] for note in found.notes[-2:]] == [
-        "success against kept",
-        "now the settings of atlas 'toyland'",
+        "plot of success against kept",
+        "new default settings of atlas 'toyland'",
     ]
     again = Steerer.load(str(folder)).defaults
     assert {name: again[name] for name in grid} == found.best
-    assert {**again, **found.best} == {**mine.defaults, **found.best}  # the others are as they were
-    with pytest.raises(StorageError, match="comes with the package and stays as it is"):
+    assert {**again, **found.best} == {**mine.defaults, **found.best}  # the others are unchanged
+    with pytest.raises(StorageError, match="is shipped with the package and is read-only"):
         tune_on_world(steerer, "remove", "toyland:60003", None, 3, grid, save_to_atlas=True)
 
 
