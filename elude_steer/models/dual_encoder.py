@@ -1,4 +1,4 @@
-"""How well words fit pictures: dual encoders of transformers or open_clip behind one interface, and what they saw."""
+"""Dual encoders of transformers or open_clip, which score words against images, and a cache of their embeddings."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ from elude_steer.utils import optional
 from elude_steer.utils.files import home, resolve_id
 
 LIBRARIES = ("transformers", "open_clip")
-TEXTS = 256  # texts that go through the model together
-SIGLIP_LENGTH = 64  # tokens that SigLIP's texts were filled up to when it was trained
-_NO_MATTER = ("_name_or_path", "transformers_version")  # of a configuration: vectors do not depend on them
+TEXT_BATCH = 256  # texts that run through the model together
+SIGLIP_LENGTH = 64  # tokens that texts were padded to when SigLIP was trained
+_IGNORED_CONFIG = ("_name_or_path", "transformers_version")  # keys of a config that vectors do not depend on
 
 
 @dataclass(frozen=True, eq=False)
 class DualEncoder:
-    """A dual encoder: the cosine of a picture's and a text's vector says how well they fit.
+    """A dual encoder: the cosine of the vectors of an image and a text says how well they match.
 
-    A vector depends on its picture alone but for rounding: matrix products of another shape add up in another order.
-    Pictures therefore go through the model as they are given, one call one batch, and who wants the same bits twice
-    gives the same batches twice.
+    A vector depends only on its image, except for rounding: matrix products of another shape sum in another order.
+    Each call therefore runs its images as one batch, and the same batches give the same bits.
 
     Attributes:
-        id: what it was loaded by.
-        key: hash of all that the vectors depend on: weights, configuration, preparation of pictures and texts.
-        image_encoder: RGB pictures to raw vectors `(n, d)`.
-        text_encoder: texts to raw vectors `(m, d)`.
+        id: the id that the model was loaded with.
+        key: hash of everything that the vectors depend on: weights, config, preparation of images and texts.
+        image_encoder: turns RGB images into raw vectors `(n, d)`.
+        text_encoder: turns texts into raw vectors `(m, d)`.
     """
 
     id: str
@@ -57,27 +56,29 @@ class DualEncoder:
     text_encoder: Callable[[Sequence[str]], torch.Tensor]
 
     @torch.no_grad()
-    def embed_images(self, pictures: Sequence[Any]) -> torch.Tensor:
-        """Unit vectors of PIL images, `(n, d)` float32 on the CPU."""
-        if not len(pictures):
+    def embed_images(self, images: Sequence[Any]) -> torch.Tensor:
+        """Return unit vectors of PIL images, `(n, d)` float32 on the CPU."""
+        if not len(images):
             raise ImageError("there are no images to embed.")
-        odd = [type(picture).__name__ for picture in pictures if not hasattr(picture, "convert")]
-        if odd:
-            raise ImageError(f"a {odd[0]} cannot be embedded; give PIL images.")
-        return self._unit(self.image_encoder([picture.convert("RGB") for picture in pictures]))
+        invalid = [type(image).__name__ for image in images if not hasattr(image, "convert")]
+        if invalid:
+            raise ImageError(f"a {invalid[0]} cannot be embedded; give PIL images.")
+        return self._normalize(self.image_encoder([image.convert("RGB") for image in images]))
 
     @torch.no_grad()
-    def embed_texts(self, words: Sequence[str]) -> torch.Tensor:
-        """Unit vectors of texts, `(m, d)` float32 on the CPU."""
-        if not len(words):
+    def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return unit vectors of texts, `(m, d)` float32 on the CPU."""
+        if not len(texts):
             raise SpecError("there are no words to embed.")
-        batches = [words[start : start + TEXTS] for start in range(0, len(words), TEXTS)]
-        return torch.cat([self._unit(self.text_encoder(batch)) for batch in batches])
+        batches = [texts[start : start + TEXT_BATCH] for start in range(0, len(texts), TEXT_BATCH)]
+        return torch.cat([self._normalize(self.text_encoder(batch)) for batch in batches])
 
-    def _unit(self, vectors: torch.Tensor) -> torch.Tensor:
+    def _normalize(self, vectors: torch.Tensor) -> torch.Tensor:
         vectors = F.normalize(vectors.float().cpu(), dim=-1)
         if not vectors.isfinite().all():
-            raise ModelError(f"scorer '{self.id}' gives vectors that are not finite; load it with dtype 'float32'.")
+            raise ModelError(
+                f"dual encoder '{self.id}' gives vectors that are not finite; load it with dtype 'float32'."
+            )
         return vectors
 
 
@@ -91,36 +92,36 @@ def load_dual_encoder(
     dtype: str | torch.dtype = "float32",
     trust_remote_code: bool = False,
 ) -> DualEncoder:
-    """The dual encoder of a Hub id, a folder, or a name that open_clip knows.
+    """Load the dual encoder of a Hub id, a folder, or a name that open_clip knows.
 
     Args:
         id: for transformers a Hub id or a folder, for open_clip a name such as `ViT-SO400M-16-SigLIP2-384`.
-        library: `transformers`, or `open_clip` (extra `openclip`).
-        pretrained: open_clip's tag for the weights (`webli`), or a file of weights; transformers takes none.
-        revision: of a Hub id, for transformers.
-        device: where the model goes; the CPU if not told.
-        dtype: of the weights.
-        trust_remote_code: run code that comes with the model, for transformers.
+        library: `transformers`, or `open_clip` (needs the extra `openclip`).
+        pretrained: tag of open_clip's weights (`webli`), or a file of weights; only for open_clip.
+        revision: commit, tag or branch on the Hub; only for transformers.
+        device: where the model goes, the CPU by default.
+        dtype: dtype of the weights.
+        trust_remote_code: whether code that comes with the model may run; only for transformers.
 
     Example:
-        >>> scorer = load_dual_encoder("google/siglip2-so400m-patch14-384")
-        >>> scorer.embed_images([picture]) @ scorer.embed_texts(["a dog", "a cat"]).T
+        >>> encoder = load_dual_encoder("google/siglip2-so400m-patch14-384")
+        >>> encoder.embed_images([image]) @ encoder.embed_texts(["a dog", "a cat"]).T
     """
     check_device(device)
     if library == "transformers":
         if pretrained is not None:
             raise SpecError(f"pretrained '{pretrained}' is for open_clip; set library: open_clip, or leave it out.")
-        return _of_transformers(id, revision, device or "cpu", as_dtype(dtype), trust_remote_code)
+        return _load_transformers(id, revision, device or "cpu", as_dtype(dtype), trust_remote_code)
     if library == "open_clip":
         if revision is not None or trust_remote_code:
             raise SpecError("revision and trust_remote_code are for transformers; open_clip takes pretrained.")
-        return _of_open_clip(id, pretrained, device or "cpu", as_dtype(dtype))
+        return _load_open_clip(id, pretrained, device or "cpu", as_dtype(dtype))
     raise SpecError(
         f"library '{library}' is unknown; use {' or '.join(map(repr, LIBRARIES))}.{did_you_mean(library, LIBRARIES)}"
     )
 
 
-def _of_transformers(
+def _load_transformers(
     id: str, revision: str | None, device: str | torch.device, dtype: Any, trust_remote_code: bool
 ) -> DualEncoder:
     from transformers import AutoModel
@@ -136,36 +137,36 @@ def _of_transformers(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     model = load_pretrained(AutoModel, id, dtype=dtype, device=device, check=check, **options)
     processor, tokenizer = load_image_processor(id, **options), load_tokenizer(id, **options)
-    # SigLIP takes a text's vector from its last place and was trained without a mask: padding is part of the text.
+    # SigLIP reads the vector of a text at its last position and was trained without a mask: padding is part of a text.
     siglip = model.config.model_type.startswith("siglip")
-    places = getattr(getattr(model.config, "text_config", None), "max_position_embeddings", SIGLIP_LENGTH)
-    length = min(places, SIGLIP_LENGTH if siglip else tokenizer.model_max_length)
-    # The side is told, because transformers' class for the tokenizer of SigLIP2 would fill up on the left.
+    positions = getattr(getattr(model.config, "text_config", None), "max_position_embeddings", SIGLIP_LENGTH)
+    length = min(positions, SIGLIP_LENGTH if siglip else tokenizer.model_max_length)
+    # The side is explicit, because transformers' tokenizer class for SigLIP2 would pad on the left.
     padding = {"padding": "max_length", "padding_side": "right"} if siglip else {"padding": "longest"}
 
-    def embed_images(pictures: Sequence[Any]) -> torch.Tensor:
-        inputs = processor(images=list(pictures), return_tensors="pt").to(model.device, model.dtype)
-        return _pooled(model.get_image_features(**inputs))
+    def embed_images(images: Sequence[Any]) -> torch.Tensor:
+        inputs = processor(images=list(images), return_tensors="pt").to(model.device, model.dtype)
+        return _pooled_output(model.get_image_features(**inputs))
 
-    def embed_texts(words: Sequence[str]) -> torch.Tensor:
-        texts = [word.lower() for word in words] if siglip else list(words)
+    def embed_texts(texts: Sequence[str]) -> torch.Tensor:
+        texts = [text.lower() for text in texts] if siglip else list(texts)
         inputs = tokenizer(texts, max_length=length, truncation=True, return_tensors="pt", **padding).to(model.device)
-        return _pooled(model.get_text_features(**({"input_ids": inputs["input_ids"]} if siglip else inputs)))
+        return _pooled_output(model.get_text_features(**({"input_ids": inputs["input_ids"]} if siglip else inputs)))
 
     described = {
         "library": "transformers",
-        "config": {name: value for name, value in model.config.to_dict().items() if name not in _NO_MATTER},
+        "config": {name: value for name, value in model.config.to_dict().items() if name not in _IGNORED_CONFIG},
         "images": processor.to_dict(),
-        "texts": [siglip, length, type(tokenizer).__name__, _spelled(tokenizer)],
+        "texts": [siglip, length, type(tokenizer).__name__, _describe_tokenizer(tokenizer)],
     }
-    return DualEncoder(id, _key(model, described), embed_images, embed_texts)
+    return DualEncoder(id, _make_key(model, described), embed_images, embed_texts)
 
 
-def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, dtype: Any) -> DualEncoder:
-    with explain_load_errors(id):  # a torchvision that does not fit torch fails to import in words of its own
+def _load_open_clip(id: str, pretrained: str | None, device: str | torch.device, dtype: Any) -> DualEncoder:
+    with explain_load_errors(id):  # a torchvision that does not match torch fails at import
         open_clip = optional.require("open_clip", f"scorer '{id}'", "set library: transformers with a model of the Hub")
     weights = None if pretrained is None else resolve_id(pretrained)
-    if not id.startswith(("hf-hub:", "local-dir:")):  # these bring their weights
+    if not id.startswith(("hf-hub:", "local-dir:")):  # these ids contain the weights
         _check_weights(open_clip, id, weights)
     with explain_load_errors(id):
         model, transform = open_clip.create_model_from_pretrained(id, weights, device=device)
@@ -173,13 +174,11 @@ def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, d
     model = model.eval() if dtype == "auto" else model.eval().to(dtype)
     first = next(model.parameters())
 
-    def embed_images(pictures: Sequence[Any]) -> torch.Tensor:
-        return model.encode_image(
-            torch.stack([transform(picture) for picture in pictures]).to(first.device, first.dtype)
-        )
+    def embed_images(images: Sequence[Any]) -> torch.Tensor:
+        return model.encode_image(torch.stack([transform(image) for image in images]).to(first.device, first.dtype))
 
-    def embed_texts(words: Sequence[str]) -> torch.Tensor:
-        return model.encode_text(tokenizer(list(words)).to(first.device))
+    def embed_texts(texts: Sequence[str]) -> torch.Tensor:
+        return model.encode_text(tokenizer(list(texts)).to(first.device))
 
     described = {
         "library": "open_clip",
@@ -187,114 +186,114 @@ def _of_open_clip(id: str, pretrained: str | None, device: str | torch.device, d
         "images": open_clip.get_model_preprocess_cfg(model),
         "texts": [type(tokenizer).__name__, tokenizer.context_length],
     }
-    return DualEncoder(id, _key(model, described), embed_images, embed_texts)
+    return DualEncoder(id, _make_key(model, described), embed_images, embed_texts)
 
 
 def _check_weights(open_clip: Any, id: str, weights: str | None) -> None:
-    """Raises where open_clip has no such model or weights: a model with random ones names nothing."""
+    """Raise if open_clip does not know the model or the weights: it would continue with random weights."""
     models = open_clip.list_models()
     if id not in models:
         raise SpecError(f"open_clip knows no model '{id}'; see open_clip.list_models().{did_you_mean(id, models)}")
     if weights and (open_clip.get_pretrained_cfg(id, weights) or Path(weights).is_file()):
         return
     tags = open_clip.list_pretrained_tags_by_model(id)
-    wanted = f"has no weights '{weights}'" if weights else "has random weights until pretrained says which to take"
+    problem = f"has no weights '{weights}'" if weights else "has random weights unless pretrained names some"
     choice = f"give one of {', '.join(map(repr, tags))}, or a file" if tags else "give a file"
-    raise SpecError(f"open_clip's '{id}' {wanted}; {choice}.{did_you_mean(weights or '', tags)}")
+    raise SpecError(f"open_clip's '{id}' {problem}; {choice}.{did_you_mean(weights or '', tags)}")
 
 
 class EmbeddingCache:
-    """Vectors of pictures, each computed once: they are kept on the disk by the picture's content and the scorer's key.
+    """Vectors of images, computed once and stored on disk by the image's content and the encoder's key.
 
-    Several threads and processes may share a folder. A cache that cannot be read or written is done without, after one
-    warning.
+    Several threads and processes may share a folder. If the cache cannot be read or written, a warning says so once
+    and the vectors are computed without it.
 
     Args:
-        scorer: computes what is not there yet.
-        folder: where the cache is; ours in the user's cache folder if not told.
+        encoder: computes vectors that are not stored yet.
+        folder: folder of the cache; by default `cache` in the package's home folder.
     """
 
-    def __init__(self, scorer: DualEncoder, folder: Path | None = None) -> None:
-        self.scorer = scorer
-        self.path = (folder or home() / "cache") / f"images-{scorer.key}.sqlite"
+    def __init__(self, encoder: DualEncoder, folder: Path | None = None) -> None:
+        self.encoder = encoder
+        self.path = (folder or home() / "cache") / f"images-{encoder.key}.sqlite"
         self._broken: set[str] = set()
 
-    def embed(self, pictures: Sequence[tuple[Any, bytes]]) -> torch.Tensor:
-        """Unit vectors `(n, d)` of pictures that come with a hash of their content."""
-        by_hash = {digest: picture for picture, digest in pictures}
-        known = self._read(list(by_hash)) or {}
-        fresh = [digest for digest in by_hash if digest not in known]
-        if fresh or not pictures:
-            # One by one: beside others a picture's vector may round differently, and it is kept for good.
-            vectors = torch.cat(
-                [self.scorer.embed_images([by_hash[digest]]) for digest in fresh] or [self.scorer.embed_images([])]
+    def embed(self, images: Sequence[tuple[Any, bytes]]) -> torch.Tensor:
+        """Return unit vectors `(n, d)` of images, each given with a hash of its content."""
+        by_hash = {digest: image for image, digest in images}
+        vectors = self._read(list(by_hash)) or {}
+        missing = [digest for digest in by_hash if digest not in vectors]
+        if missing or not images:
+            # One by one: in a batch a vector may round differently, and it is stored permanently.
+            computed = torch.cat(
+                [self.encoder.embed_images([by_hash[digest]]) for digest in missing] or [self.encoder.embed_images([])]
             )
-            known |= dict(zip(fresh, vectors, strict=True))
-            self._write({digest: known[digest] for digest in fresh})
-        return torch.stack([known[digest] for _, digest in pictures])
+            vectors |= dict(zip(missing, computed, strict=True))
+            self._write({digest: vectors[digest] for digest in missing})
+        return torch.stack([vectors[digest] for _, digest in images])
 
     def _read(self, digests: Sequence[bytes]) -> dict[bytes, torch.Tensor] | None:
-        def read(base: sqlite3.Connection) -> dict[bytes, torch.Tensor]:
+        def read(database: sqlite3.Connection) -> dict[bytes, torch.Tensor]:
             query = "SELECT vector FROM vectors WHERE hash = ?"
-            rows = {digest: base.execute(query, (digest,)).fetchone() for digest in digests}
-            return {digest: vector for digest, row in rows.items() if row and (vector := _unpacked(row[0])) is not None}
+            rows = {digest: database.execute(query, (digest,)).fetchone() for digest in digests}
+            return {digest: vector for digest, row in rows.items() if row and (vector := _unpack(row[0])) is not None}
 
-        return self._ask("read", read)
+        return self._query("read", read)
 
     def _write(self, vectors: Mapping[bytes, torch.Tensor]) -> None:
-        def write(base: sqlite3.Connection) -> None:
-            rows = [(digest, _packed(vector)) for digest, vector in vectors.items()]
-            base.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+        def write(database: sqlite3.Connection) -> None:
+            rows = [(digest, _pack(vector)) for digest, vector in vectors.items()]
+            database.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
 
-        self._ask("written", write)
+        self._query("written", write)
 
-    def _ask(self, what: str, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """What the data base answers, None if it does not; a new connection each time, as threads cannot share one."""
-        if what in self._broken:
+    def _query(self, operation: str, run: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Return the result of `run`, None if the database fails; each call connects, as threads cannot share that."""
+        if operation in self._broken:
             return None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=60)) as base, base:
-                base.execute("CREATE TABLE IF NOT EXISTS vectors (hash BLOB PRIMARY KEY, vector BLOB NOT NULL)")
-                return work(base)
+            with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+                database.execute("CREATE TABLE IF NOT EXISTS vectors (hash BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+                return run(database)
         except (sqlite3.Error, OSError) as error:
             if not self._broken:
                 warnings.warn(
-                    f"the cache '{self.path}' cannot be {what} ({error}); pictures are embedded without it. "
+                    f"the cache '{self.path}' cannot be {operation} ({error}); images are embedded without it. "
                     "If it is damaged, delete it.",
                     EludeSteerWarning,
                     stacklevel=4,
                 )
-            self._broken.add(what)
+            self._broken.add(operation)
             return None
 
 
-def _packed(vector: torch.Tensor) -> bytes:
-    """A vector's bytes after a hash of them: of a damaged page SQLite sees only the worst."""
+def _pack(vector: torch.Tensor) -> bytes:
+    """Return a vector's bytes after their hash, because SQLite does not detect every damaged page."""
     data = vector.numpy().astype("<f4").tobytes()
     return hashlib.blake2b(data, digest_size=8).digest() + data
 
 
-def _unpacked(stored: bytes) -> torch.Tensor | None:
+def _unpack(stored: bytes) -> torch.Tensor | None:
     check, data = stored[:8], stored[8:]
     if hashlib.blake2b(data, digest_size=8).digest() != check:
         return None
     return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
 
 
-def _pooled(output: Any) -> torch.Tensor:
+def _pooled_output(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
-def _spelled(tokenizer: Any) -> str:
-    """All that a tokenizer knows; of those without a description of their own the vocabulary."""
+def _describe_tokenizer(tokenizer: Any) -> str:
+    """Return the complete description of a tokenizer; if it has none, its vocabulary."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     return inner.to_str() if inner is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
 
 
-def _key(model: nn.Module, described: Mapping[str, Any]) -> str:
+def _make_key(model: nn.Module, described: Mapping[str, Any]) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    modules = re.sub(r" at 0x\w+", "", str(model))  # functions in it show their address, which changes from run to run
+    modules = re.sub(r" at 0x\w+", "", str(model))  # functions show their address, which changes from run to run
     digest.update(json.dumps([described, modules], sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())

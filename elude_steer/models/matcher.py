@@ -1,4 +1,4 @@
-"""The text model that places words, and the vectors of whole vocabularies."""
+"""The text model that compares words, and the vectors of complete vocabularies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,87 +15,83 @@ import numpy as np
 from elude_steer.errors import ModelError, StorageError
 from elude_steer.utils.files import home, read_array, resolve_id, write_array
 
-_VECTORS: dict[str, np.ndarray] = {}  # of vocabularies, by content and matcher
-
-
+_VECTORS: dict[str, np.ndarray] = {}  # vectors of vocabularies, by content and matcher
 _PROBES = ("dog", "a red car", "Häuser", "the sea at night", "42")
 
 
 @dataclass(frozen=True, eq=False)
 class Matcher:
-    """A sentence-transformers model that places words; `key` tells models apart by what they do."""
+    """A sentence-transformers model that embeds words; `key` identifies it by the vectors that it computes."""
 
     id: str
     key: str
     model: Any
 
     def embed(self, words: Sequence[str]) -> np.ndarray:
-        """Unit vectors of some words, `(words, width)` float32."""
+        """Return unit vectors of words, `(words, width)` float32."""
         return _embed(self.model, words)
 
 
 def load_matcher(
     id: str, *, revision: str | None = None, trust_remote_code: bool = False, device: str | None = None
 ) -> Matcher:
-    """The matcher of a Hub id or folder, loaded once a process.
+    """Load the matcher of a Hub id or folder, once per process.
 
     Args:
         id: e.g. `perplexity-ai/pplx-embed-v1-0.6b`, or `toyland/matcher`.
-        revision: commit or tag on the Hub.
-        trust_remote_code: whether code that comes with the model may run here.
-        device: where it computes.
+        revision: commit, tag or branch on the Hub.
+        trust_remote_code: whether code that comes with the model may run.
+        device: where it computes, the CPU by default.
 
     Example:
         >>> load_matcher("toyland/matcher").embed(["puppy", "dog"]) @ ...
     """
-    return _loaded(resolve_id(id), id, revision, trust_remote_code, device or "cpu")
+    return _load(resolve_id(id), id, revision, trust_remote_code, device or "cpu")
 
 
 @lru_cache(maxsize=4)
-def _loaded(where: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Matcher:
-    from pathlib import Path
-
+def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Matcher:
     from sentence_transformers import SentenceTransformer
 
-    if where.startswith((".", "/")) and not Path(where).is_dir():
+    if source.startswith((".", "/")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{id}' to load a matcher from; check matcher.id, or give a Hub id.")
-    local = {"local_files_only": True} if Path(where).is_dir() else {}
+    local = {"local_files_only": True} if Path(source).is_dir() else {}
     try:
         model = SentenceTransformer(
-            where, revision=revision, trust_remote_code=trust_remote_code, device=device, **local
+            source, revision=revision, trust_remote_code=trust_remote_code, device=device, **local
         )
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ModelError(
-                f"matcher '{id}' brings code of its own, which is not run unasked; read it, then set "
+                f"matcher '{id}' contains code, which does not run unless you allow it; read it, then set "
                 "matcher.trust_remote_code: true (--trust-remote-code), and pin matcher.revision."
             ) from error
         raise ModelError(f"matcher '{id}' could not be loaded: {cause}") from error
-    # What a few words become tells models apart as surely as their weights do, without reading gigabytes.
+    # The vectors of a few words identify a model as surely as its weights, without reading gigabytes.
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{id}{revision}".encode() + _embed(model, _PROBES).tobytes())
     return Matcher(id, digest.hexdigest(), model)
 
 
 def _embed(model: Any, words: Sequence[str]) -> np.ndarray:
-    # Some models give un-normalised int8, whose products overflow.
+    # Some models return int8 vectors that are not normalised, whose products overflow.
     raw = np.asarray(model.encode(list(words), convert_to_numpy=True, show_progress_bar=False), dtype=np.float32)
     return raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
 
 
 def vocabulary_vectors(matcher: Matcher, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """Unit vectors of a whole vocabulary, `(M, width)`: embedded once, then kept in memory and on the disk."""
+    """Return unit vectors of a complete vocabulary, `(M, width)`, computed once and stored in memory and on disk."""
     key = hashlib.blake2b("\n".join((matcher.key, *vocabulary)).encode(), digest_size=12).hexdigest()
     if key not in _VECTORS:
         path = home() / "cache" / f"words-{key}.npy"
         try:
             vectors = np.array(read_array(path)) if path.exists() else None
         except StorageError:
-            vectors = None  # damaged: made again
+            vectors = None  # damaged, so compute it again
         if vectors is None or len(vectors) != len(vocabulary):
             vectors = matcher.embed(vocabulary)
-            with suppress(StorageError):  # a place that cannot be written only costs time
+            with suppress(StorageError):  # without the file, the next process computes it again
                 write_array(path, vectors)
         _VECTORS[key] = vectors
     return _VECTORS[key]

@@ -51,7 +51,7 @@ def main():
         error_line(ModelError, lambda: load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)))
 
     text = error_line(SpecError, lambda: load_dual_encoder("ViT-SO400M-16-SigLIP2-384", library="open_clip"))
-    assert "until pretrained says which to take; give one of 'webli', or a file." in text, text
+    assert "unless pretrained names some; give one of 'webli', or a file." in text, text
     text = error_line(SpecError, lambda: load_dual_encoder("ViT-B-23", library="open_clip", pretrained="openai"))
     assert "Did you mean 'ViT-B-32'?" in text, text
     text = error_line(SpecError, lambda: load_dual_encoder("ViT-B-32", library="open_clip", pretrained="opneai"))

@@ -22,7 +22,7 @@ from tests.helpers.checks import run_in_own_environment
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 SENTENCE = "a photo of dog cat Dog the beach bird on red ball"
-KNOWN = [*SPECIAL, *SENTENCE.split()]
+WORDS = [*SPECIAL, *SENTENCE.split()]
 SIDE, PATCH = 28, 7
 
 
@@ -33,21 +33,21 @@ def images(count=3, seed=0):
 
 
 def tokenizer(**options):
-    """Whole words as they are written, upper case and all, between two marks."""
+    """A tokenizer of complete, case-sensitive words between two special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(KNOWN)}, unk_token="<unk>"))
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)])
     marks = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=inner, **marks, **options)
 
 
-def text_settings(places, eos=3):
+def text_settings(positions, eos=3):
     marks = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": eos}
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return {**sizes, **marks, "vocab_size": len(KNOWN), "max_position_embeddings": places}
+    return {**sizes, **marks, "vocab_size": len(WORDS), "max_position_embeddings": positions}
 
 
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -55,11 +55,11 @@ SQUARE = {**VISION, "image_size": SIDE, "patch_size": PATCH}
 COLOURS = {"image_mean": [0.5] * 3, "image_std": [0.4] * 3}
 
 
-def siglip(places=24):
+def siglip(positions=24):
     from transformers import SiglipConfig, SiglipModel
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    text = {**text_settings(places), "projection_size": 16}
+    text = {**text_settings(positions), "projection_size": 16}
     processor = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE}, **COLOURS)
     return SiglipModel(SiglipConfig(text_config=text, vision_config=SQUARE)), processor
 
@@ -82,10 +82,10 @@ def clip():
     return CLIPModel(config), CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=crop, **COLOURS)
 
 
-def save(folder, made, seed=0):
+def save(folder, create, seed=0):
     torch.manual_seed(seed)
-    model, processor = made()
-    with torch.no_grad():  # fresh weights hardly tell inputs apart
+    model, processor = create()
+    with torch.no_grad():  # freshly initialised weights hardly distinguish inputs
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.5)
@@ -97,8 +97,8 @@ def save(folder, made, seed=0):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("scorers")
-    return {made.__name__: save(root / made.__name__, made) for made in (siglip, siglip2, clip)}
+    root = tmp_path_factory.mktemp("encoders")
+    return {create.__name__: save(root / create.__name__, create) for create in (siglip, siglip2, clip)}
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +113,15 @@ def by_hand(folder):
 
 
 def ids(texts, length):
-    """The tokens of texts, filled up to a length without the tokenizer's help."""
-    rows = [[2, *(KNOWN.index(word) if word in KNOWN else 1 for word in text.split()), 3] for text in texts]
+    """The tokens of texts, padded to a length without the tokenizer."""
+    rows = [[2, *(WORDS.index(word) if word in WORDS else 1 for word in text.split()), 3] for text in texts]
     rows = [row if len(row) <= length else [*row[: length - 1], 3] for row in rows]
     return torch.tensor([row + [0] * (length - len(row)) for row in rows])
 
 
 @pytest.mark.parametrize("name", ["siglip", "siglip2", "clip"])
 @torch.no_grad()
-def test_pictures_as_the_model_itself_sees_them(folders, loaded, name):
+def test_image_vectors_equal_those_of_the_model(folders, loaded, name):
     model, processor = by_hand(folders[name])
     output = model.get_image_features(**processor(images=images(), return_tensors="pt"))
     vectors = loaded[name].embed_images(images())
@@ -132,21 +132,22 @@ def test_pictures_as_the_model_itself_sees_them(folders, loaded, name):
 
 
 @pytest.mark.parametrize("name", ["siglip", "siglip2", "clip"])
-def test_a_vector_depends_on_its_picture_alone(loaded, name):
+def test_a_vector_depends_on_its_image_only(loaded, name):
     together = loaded[name].embed_images(images(5))
     alone = torch.cat([loaded[name].embed_images([image]) for image in images(5)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def test_any_mode_of_a_picture(loaded):
-    picture = images(1)[0]
+def test_images_of_any_mode_are_converted_to_rgb(loaded):
+    image = images(1)[0]
     for mode in ("L", "RGBA", "P", "1"):
-        odd = picture.convert(mode)
-        assert torch.equal(loaded["siglip"].embed_images([odd]), loaded["siglip"].embed_images([odd.convert("RGB")]))
+        converted = image.convert(mode)
+        rgb = loaded["siglip"].embed_images([converted.convert("RGB")])
+        assert torch.equal(loaded["siglip"].embed_images([converted]), rgb)
 
 
 @torch.no_grad()
-def test_texts_of_siglip_are_lower_case_and_filled_up(folders, loaded, tmp_path):
+def test_texts_of_siglip_are_lower_case_and_padded(folders, loaded, tmp_path):
     model = by_hand(folders["siglip"])[0]
 
     def features(**inputs):
@@ -156,28 +157,28 @@ def test_texts_of_siglip_are_lower_case_and_filled_up(folders, loaded, tmp_path)
     vectors = loaded["siglip"].embed_texts(words)
     lower = ids([word.lower() for word in words], 24)
     torch.testing.assert_close(vectors, features(input_ids=lower))
-    # Each of these would be wrong, and can be told from the right one.
+    # Each of these is wrong and gives another vector.
     assert (vectors - features(input_ids=ids(words, 24)))[1:3].abs().amax(1).min() > 1e-3
     assert (vectors[0] - features(input_ids=ids(words[:1], 3))).abs().max() > 1e-3
     assert (vectors - features(input_ids=lower, attention_mask=(lower != 0).long()))[0].abs().max() > 1e-3
     assert (vectors[0] - features(input_ids=lower[:1].roll(24 - 3, 1))).abs().max() > 1e-3
-    # Whatever the tokenizer itself would do.
+    # The tokenizer's own settings do not matter.
     folder = shutil.copytree(folders["siglip"], tmp_path / "left")
     tokenizer(padding_side="left", model_max_length=7).save_pretrained(folder)
     assert torch.equal(load_dual_encoder(str(folder)).embed_texts(words), vectors)
 
 
 @torch.no_grad()
-def test_texts_of_siglip2_have_64_places(folders, loaded):
-    # transformers gives this model a tokenizer of its own class, which knows single letters of our words.
+def test_texts_of_siglip2_have_64_tokens(folders, loaded):
+    # transformers uses its own tokenizer class for this model, which splits our words into letters.
     model = by_hand(folders["siglip2"])[0]
-    wanted = model.get_text_features(input_ids=ids(["a", "a"], 64)).pooler_output
-    torch.testing.assert_close(loaded["siglip2"].embed_texts(["a", "A"]), F.normalize(wanted, dim=-1))
+    expected = model.get_text_features(input_ids=ids(["a", "a"], 64)).pooler_output
+    torch.testing.assert_close(loaded["siglip2"].embed_texts(["a", "A"]), F.normalize(expected, dim=-1))
 
 
 @torch.no_grad()
-def test_the_shape_of_siglip2_on_the_hub(folders, tmp_path):
-    """Most SigLIP2 checkpoints are of class SiglipModel with the tokenizer of Gemma, which fills up on the left."""
+def test_siglip2_checkpoints_with_a_gemma_tokenizer(folders, tmp_path):
+    """Most SigLIP2 checkpoints are of class SiglipModel with the tokenizer of Gemma, which pads on the left."""
     from transformers import GemmaTokenizer
 
     folder = shutil.copytree(folders["siglip"], tmp_path / "gemma")
@@ -186,47 +187,47 @@ def test_the_shape_of_siglip2_on_the_hub(folders, tmp_path):
     merges = [("d", "o"), ("do", "g")]
     GemmaTokenizer(vocab=words, merges=merges, add_bos_token=False, add_eos_token=True).save_pretrained(folder)
     tokens = [words[token] for token in ("dog", "▁", "d", "<eos>")]
-    wanted = by_hand(folder)[0].get_text_features(input_ids=torch.tensor([tokens + [0] * 20])).pooler_output
-    torch.testing.assert_close(load_dual_encoder(str(folder)).embed_texts(["Dog D"]), F.normalize(wanted, dim=-1))
+    expected = by_hand(folder)[0].get_text_features(input_ids=torch.tensor([tokens + [0] * 20])).pooler_output
+    torch.testing.assert_close(load_dual_encoder(str(folder)).embed_texts(["Dog D"]), F.normalize(expected, dim=-1))
 
 
 @torch.no_grad()
-def test_texts_of_clip_are_as_written_and_cut_to_its_context(folders, loaded):
+def test_texts_of_clip_keep_their_case_and_are_cut_to_its_context(folders, loaded):
     model = by_hand(folders["clip"])[0]
     words = ["dog", "a photo of the Dog", "dog " * 100]
-    wanted = [model.get_text_features(input_ids=ids([word], 12)).pooler_output for word in words]
-    torch.testing.assert_close(loaded["clip"].embed_texts(words), F.normalize(torch.cat(wanted), dim=-1))
+    expected = [model.get_text_features(input_ids=ids([word], 12)).pooler_output for word in words]
+    torch.testing.assert_close(loaded["clip"].embed_texts(words), F.normalize(torch.cat(expected), dim=-1))
     different = loaded["clip"].embed_texts(["Dog", "dog"])
     assert (different[0] - different[1]).abs().max() > 0.01
 
 
-def test_texts_go_in_batches(loaded, monkeypatch):
+def test_texts_are_embedded_in_batches(loaded, monkeypatch):
     sizes = []
 
-    def counted(words):
+    def count(words):
         sizes.append(len(words))
         return loaded["clip"].text_encoder(words)
 
     words = ["dog", "a cat", "the red ball on the beach", "bird", "a"]
-    whole = loaded["clip"].embed_texts(words)
-    monkeypatch.setattr(dual_encoder, "TEXTS", 2)
+    expected = loaded["clip"].embed_texts(words)
+    monkeypatch.setattr(dual_encoder, "TEXT_BATCH", 2)
     torch.testing.assert_close(
-        replace(loaded["clip"], text_encoder=counted).embed_texts(words), whole, atol=1e-6, rtol=0
+        replace(loaded["clip"], text_encoder=count).embed_texts(words), expected, atol=1e-6, rtol=0
     )
     assert sizes == [2, 2, 1]
 
 
-def test_a_plain_tensor_is_taken_too(folders, monkeypatch):
+def test_models_may_return_a_plain_tensor(folders, monkeypatch):
     from transformers import CLIPModel
 
-    scorer = load_dual_encoder(str(folders["clip"]))
-    wanted = scorer.embed_images(images())
+    encoder = load_dual_encoder(str(folders["clip"]))
+    expected = encoder.embed_images(images())
     method = CLIPModel.get_image_features
-    monkeypatch.setattr(CLIPModel, "get_image_features", lambda *args, **named: method(*args, **named).pooler_output)
-    assert torch.equal(scorer.embed_images(images()), wanted)
+    monkeypatch.setattr(CLIPModel, "get_image_features", lambda *args, **kwargs: method(*args, **kwargs).pooler_output)
+    assert torch.equal(encoder.embed_images(images()), expected)
 
 
-def test_other_numbers_of_the_weights(folders, loaded):
+def test_other_dtypes_of_the_weights(folders, loaded):
     half = load_dual_encoder(str(folders["siglip"]), dtype="bfloat16")
     assert half.embed_images(images()).dtype == torch.float32
     torch.testing.assert_close(half.embed_images(images()), loaded["siglip"].embed_images(images()), atol=0.1, rtol=0)
@@ -234,18 +235,18 @@ def test_other_numbers_of_the_weights(folders, loaded):
     assert load_dual_encoder(str(folders["siglip"]), dtype="auto").key == loaded["siglip"].key
 
 
-def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
-    def changed(name, change):
+def test_the_key_changes_with_everything_that_vectors_depend_on(folders, loaded, tmp_path):
+    def key_after(name, change):
         folder = shutil.copytree(folders["siglip"], tmp_path / name)
         change(folder)
         return load_dual_encoder(str(folder)).key
 
-    def other_weight(folder):
+    def change_weight(folder):
         weights = load_file(folder / "model.safetensors")
         weights["logit_bias"] += 1
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
-    def replaced(file, old, new):
+    def replace_text(file, old, new):
         def change(folder):
             text = (folder / file).read_text(encoding="utf-8")
             assert old in text
@@ -253,13 +254,13 @@ def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
 
         return change
 
-    assert changed("same", lambda folder: None) == loaded["siglip"].key
+    assert key_after("same", lambda folder: None) == loaded["siglip"].key
     keys = {
         loaded["siglip"].key,
-        changed("weights", other_weight),
-        changed("pictures", replaced("preprocessor_config.json", "0.4", "0.5")),
-        changed("texts", replaced("tokenizer.json", '"dog"', '"dig"')),
-        changed("config", replaced("config.json", "gelu_pytorch_tanh", "relu")),
+        key_after("weights", change_weight),
+        key_after("images", replace_text("preprocessor_config.json", "0.4", "0.5")),
+        key_after("texts", replace_text("tokenizer.json", '"dog"', '"dig"')),
+        key_after("config", replace_text("config.json", "gelu_pytorch_tanh", "relu")),
         loaded["siglip2"].key,
         loaded["clip"].key,
     }
@@ -267,14 +268,14 @@ def test_the_key_tells_what_vectors_depend_on(folders, loaded, tmp_path):
     assert all(len(key) == 24 for key in keys)
 
 
-def test_a_home_folder(folders, loaded, monkeypatch):
+def test_a_path_may_begin_with_the_home_folder(folders, loaded, monkeypatch):
     monkeypatch.setenv("HOME", str(folders["clip"].parent))
-    scorer = load_dual_encoder("~/clip")
-    assert scorer.id == "~/clip"
-    assert scorer.key == loaded["clip"].key
+    encoder = load_dual_encoder("~/clip")
+    assert encoder.id == "~/clip"
+    assert encoder.key == loaded["clip"].key
 
 
-def test_nothing_to_embed(loaded):
+def test_empty_lists_and_tensors_are_refused(loaded):
     with pytest.raises(ImageError, match="there are no images to embed"):
         loaded["clip"].embed_images([])
     with pytest.raises(SpecError, match="there are no words to embed"):
@@ -283,19 +284,19 @@ def test_nothing_to_embed(loaded):
         loaded["clip"].embed_images([torch.zeros(3, 8, 8)])
 
 
-def test_vectors_that_are_not_finite(loaded):
-    broken = replace(loaded["clip"], id="x", image_encoder=lambda pictures: torch.full((1, 4), torch.inf))
-    with pytest.raises(ModelError, match="scorer 'x' gives vectors that are not finite; load it with dtype 'float32'"):
+def test_vectors_that_are_not_finite_raise(loaded):
+    broken = replace(loaded["clip"], id="x", image_encoder=lambda images: torch.full((1, 4), torch.inf))
+    with pytest.raises(ModelError, match="encoder 'x' gives vectors that are not finite; load it with dtype 'float32'"):
         broken.embed_images(images(1))
 
 
-def test_a_model_that_reads_no_words(tiny_llava):
+def test_a_model_without_a_text_encoder_is_refused(tiny_llava):
     text = "is a LlavaOnevisionModel without get_text_features: it cannot score .* use a SigLIP or CLIP model such as"
     with pytest.raises(ModelError, match=text):
         load_dual_encoder(str(tiny_llava))
 
 
-def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
+def test_an_incomplete_checkpoint_is_refused(folders, tmp_path):
     folder = shutil.copytree(folders["clip"], tmp_path / "clip")
     weights = load_file(folder / "model.safetensors")
     del weights["text_projection.weight"]
@@ -306,7 +307,7 @@ def test_a_checkpoint_that_is_not_whole(folders, tmp_path):
         load_dual_encoder(str(folder))
 
 
-def test_what_old_checkpoints_have_too_many_is_no_fault(folders, loaded, tmp_path):
+def test_left_over_keys_of_old_checkpoints_are_accepted(folders, loaded, tmp_path):
     folder = shutil.copytree(folders["clip"], tmp_path / "clip")
     weights = load_file(folder / "model.safetensors")
     weights["text_model.embeddings.position_ids"] = torch.arange(12)[None]  # as openai/clip-vit-base-patch32 has it
@@ -314,7 +315,7 @@ def test_what_old_checkpoints_have_too_many_is_no_fault(folders, loaded, tmp_pat
     assert load_dual_encoder(str(folder)).key == loaded["clip"].key
 
 
-def test_what_cannot_be_loaded(tmp_path):
+def test_load_errors_are_one_line(tmp_path):
     with pytest.raises(ModelError, match="there is no folder '/no/such/folder' to load a model from"):
         load_dual_encoder("/no/such/folder")
     with pytest.raises(ModelError, match=f"model '{tmp_path}' could not be loaded"):
@@ -325,7 +326,7 @@ def test_what_cannot_be_loaded(tmp_path):
         load_dual_encoder("x", dtype="float31")
 
 
-def test_arguments_that_do_not_go_together():
+def test_arguments_of_the_other_library_are_refused():
     with pytest.raises(SpecError, match="pretrained 'webli' is for open_clip; set library: open_clip, or leave it out"):
         load_dual_encoder("x", pretrained="webli")
     with pytest.raises(SpecError, match="revision and trust_remote_code are for transformers; open_clip takes pretr"):
@@ -335,11 +336,11 @@ def test_arguments_that_do_not_go_together():
         load_dual_encoder("x", library="openclip")
 
 
-# open_clip itself needs an environment of its own: see the last test.
+# open_clip itself needs its own environment: see the last test.
 
 
 @pytest.mark.skipif(optional.is_installed("open_clip"), reason="open_clip is installed")
-def test_open_clip_is_not_installed():
+def test_a_missing_open_clip_raises_a_one_line_error():
     text = (
         r"scorer 'ViT-B-32' needs .*'open_clip', which is not .*`pip install 'elude-steer\[openclip\]'`, or set library"
     )
@@ -354,13 +355,13 @@ def test_open_clip_is_not_installed():
         (
             "ViT-B-32",
             None,
-            r"random weights until pretrained says which to take; give one of 'openai', 'e31', or a file\.",
+            r"random weights unless pretrained names some; give one of 'openai', 'e31', or a file\.",
         ),
         ("ViT-B-32", "opneai", r"'ViT-B-32' has no weights 'opneai'; give one of .*\. Did you mean 'openai'\?"),
-        ("ViT-S-32", None, r"says which to take; give a file\."),
+        ("ViT-S-32", None, r"unless pretrained names some; give a file\."),
     ],
 )
-def test_weights_that_open_clip_does_not_have(monkeypatch, id, pretrained, text):
+def test_unknown_weights_of_open_clip_are_refused(monkeypatch, id, pretrained, text):
     tags = {"ViT-B-32": ["openai", "e31"], "ViT-S-32": []}
     stub = SimpleNamespace(
         list_models=lambda: list(tags),
@@ -372,101 +373,99 @@ def test_weights_that_open_clip_does_not_have(monkeypatch, id, pretrained, text)
         load_dual_encoder(id, library="open_clip", pretrained=pretrained)
 
 
-# The cache. A scorer that counts is enough: its vectors are the mean colours.
+# The cache, tested with an encoder that counts its calls and returns mean colours.
 
 
-class Counting:
+class MeanColour:
     def __init__(self):
-        self.seen = []
+        self.images = []
 
-    def __call__(self, pictures):
-        self.seen += pictures
-        return torch.tensor(np.array([np.asarray(picture).mean((0, 1)) for picture in pictures]))
+    def __call__(self, images):
+        self.images += images
+        return torch.tensor(np.array([np.asarray(image).mean((0, 1)) for image in images]))
 
 
-def counting(key="k"):
-    calls = Counting()
+def counting_encoder(key="k"):
+    calls = MeanColour()
     return DualEncoder("counting", key, calls, calls), calls
 
 
-def hashed(pictures):
-    return [(picture, f"{i:016d}".encode()) for i, picture in enumerate(pictures)]
+def with_hashes(images):
+    return [(image, f"{i:016d}".encode()) for i, image in enumerate(images)]
 
 
-def test_each_picture_is_embedded_once(tmp_path):
-    scorer, calls = counting()
-    pictures = hashed(images(4))
-    wanted = scorer.embed_images([picture for picture, _ in pictures])
-    calls.seen.clear()
-    cache = EmbeddingCache(scorer, tmp_path)
-    twice = [pictures[0], pictures[1], pictures[0]]
-    assert torch.equal(cache.embed(twice), wanted[[0, 1, 0]])
-    assert len(calls.seen) == 2
-    assert torch.equal(cache.embed(pictures), wanted)
-    assert len(calls.seen) == 4
-    assert torch.equal(EmbeddingCache(scorer, tmp_path).embed(pictures[::-1]), wanted.flip(0))
-    assert len(calls.seen) == 4
+def test_each_image_is_embedded_once(tmp_path):
+    encoder, calls = counting_encoder()
+    hashed = with_hashes(images(4))
+    expected = encoder.embed_images([image for image, _ in hashed])
+    calls.images.clear()
+    cache = EmbeddingCache(encoder, tmp_path)
+    twice = [hashed[0], hashed[1], hashed[0]]
+    assert torch.equal(cache.embed(twice), expected[[0, 1, 0]])
+    assert len(calls.images) == 2
+    assert torch.equal(cache.embed(hashed), expected)
+    assert len(calls.images) == 4
+    assert torch.equal(EmbeddingCache(encoder, tmp_path).embed(hashed[::-1]), expected.flip(0))
+    assert len(calls.images) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["images-k.sqlite"]
 
 
-def test_a_real_model_is_not_called_again(loaded, tmp_path):
+def test_a_model_is_called_once_per_image(loaded, tmp_path):
     calls = []
-    scorer = loaded["siglip"]
-    spied = replace(
-        scorer, image_encoder=lambda pictures: calls.append(len(pictures)) or scorer.image_encoder(pictures)
-    )
-    first = EmbeddingCache(spied, tmp_path).embed(hashed(images(3)))
-    assert torch.equal(EmbeddingCache(spied, tmp_path).embed(hashed(images(3))), first)
-    assert calls == [1, 1, 1]  # one by one, so that no neighbour changes a bit
-    assert torch.equal(first, torch.cat([scorer.embed_images([one]) for one in images(3)]))
+    encoder = loaded["siglip"]
+    counting = replace(encoder, image_encoder=lambda images: calls.append(len(images)) or encoder.image_encoder(images))
+    first = EmbeddingCache(counting, tmp_path).embed(with_hashes(images(3)))
+    assert torch.equal(EmbeddingCache(counting, tmp_path).embed(with_hashes(images(3))), first)
+    assert calls == [1, 1, 1]  # one by one, so that a batch changes no bit
+    assert torch.equal(first, torch.cat([encoder.embed_images([one]) for one in images(3)]))
 
 
-def test_another_scorer_has_another_cache(tmp_path):
-    first, _ = counting("one")
-    second, calls = counting("two")
-    EmbeddingCache(first, tmp_path).embed(hashed(images()))
-    EmbeddingCache(second, tmp_path).embed(hashed(images()))
-    assert len(calls.seen) == 3
+def test_another_encoder_has_another_cache(tmp_path):
+    first, _ = counting_encoder("one")
+    second, calls = counting_encoder("two")
+    EmbeddingCache(first, tmp_path).embed(with_hashes(images()))
+    EmbeddingCache(second, tmp_path).embed(with_hashes(images()))
+    assert len(calls.images) == 3
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_it_lives_in_our_folder(tmp_path, monkeypatch):
+def test_the_default_folder_is_in_the_home_folder_of_the_package(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
-    EmbeddingCache(counting()[0]).embed(hashed(images(1)))
+    EmbeddingCache(counting_encoder()[0]).embed(with_hashes(images(1)))
     assert (tmp_path / "cache" / "images-k.sqlite").is_file()
 
 
-def test_no_pictures(tmp_path):
+def test_an_empty_list_is_refused_by_the_cache(tmp_path):
     with pytest.raises(ImageError, match="there are no images to embed"):
-        EmbeddingCache(counting()[0], tmp_path).embed([])
+        EmbeddingCache(counting_encoder()[0], tmp_path).embed([])
 
 
-def test_several_threads(tmp_path):
-    scorer, _ = counting()
-    pictures = hashed(images(24))
-    wanted = scorer.embed_images([picture for picture, _ in pictures])
-    shared = EmbeddingCache(scorer, tmp_path)
+def test_threads_share_a_cache(tmp_path):
+    encoder, _ = counting_encoder()
+    hashed = with_hashes(images(24))
+    expected = encoder.embed_images([image for image, _ in hashed])
+    shared = EmbeddingCache(encoder, tmp_path)
 
     def work(number):
-        cache = shared if number % 2 else EmbeddingCache(scorer, tmp_path)
+        cache = shared if number % 2 else EmbeddingCache(encoder, tmp_path)
         order = np.random.default_rng(number).permutation(24)
-        return all(torch.equal(cache.embed([pictures[i]])[0], wanted[i]) for i in order)
+        return all(torch.equal(cache.embed([hashed[i]])[0], expected[i]) for i in order)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
-    with sqlite3.connect(shared.path) as base:
-        assert base.execute("SELECT count(*) FROM vectors").fetchone() == (24,)
-    base.close()
+    with sqlite3.connect(shared.path) as database:
+        assert database.execute("SELECT count(*) FROM vectors").fetchone() == (24,)
+    database.close()
 
 
-def test_several_processes(tmp_path):
+def test_processes_share_a_cache(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from tests.models.test_dual_encoder import counting, hashed, images, EmbeddingCache
-cache = EmbeddingCache(counting()[0], Path(sys.argv[1]))
+from tests.models.test_dual_encoder import counting_encoder, images, with_hashes, EmbeddingCache
+cache = EmbeddingCache(counting_encoder()[0], Path(sys.argv[1]))
 for start in range(0, 60, 2):
-    cache.embed(hashed(images(60))[start : start + 4])
+    cache.embed(with_hashes(images(60))[start : start + 4])
 """
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, str(tmp_path)]
     root = Path(__file__).parents[2]
@@ -474,81 +473,83 @@ for start in range(0, 60, 2):
     for process in running:
         assert process.communicate(timeout=120)[1] == ""
         assert process.returncode == 0
-    scorer, calls = counting()
-    EmbeddingCache(scorer, tmp_path).embed(hashed(images(60)))
-    assert not calls.seen
+    encoder, calls = counting_encoder()
+    EmbeddingCache(encoder, tmp_path).embed(with_hashes(images(60)))
+    assert not calls.images
 
 
-def check_goes_on(cache, calls, text):
-    """It warns once, and the vectors are right, again and again."""
-    wanted = cache.scorer.embed_images(images())
-    calls.seen.clear()
+def check_works_without_cache(cache, calls, text):
+    """The cache warns once, and its vectors are right each time."""
+    expected = cache.encoder.embed_images(images())
+    calls.images.clear()
     with pytest.warns(EludeSteerWarning, match=text) as caught:
-        assert torch.equal(cache.embed(hashed(images())), wanted)
-        assert torch.equal(cache.embed(hashed(images())), wanted)
+        assert torch.equal(cache.embed(with_hashes(images())), expected)
+        assert torch.equal(cache.embed(with_hashes(images())), expected)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(
-    "content", [b"no data base at all, but long enough to be looked at" * 20, b"SQLite format 3\0junk" * 50]
+    "content", [b"not a database, but long enough to be read as one" * 20, b"SQLite format 3\0junk" * 50]
 )
-def test_a_damaged_cache(tmp_path, content):
-    scorer, calls = counting()
+def test_a_damaged_cache_file_is_not_used(tmp_path, content):
+    encoder, calls = counting_encoder()
     (tmp_path / "images-k.sqlite").write_bytes(content)
     text = (
-        r"the cache '.*images-k.sqlite' cannot be read \(.*\); pictures are embedded without it\. If it is damaged, del"
+        r"the cache '.*images-k.sqlite' cannot be read \(.*\); images are embedded without it\. If it is damaged, del"
     )
-    check_goes_on(EmbeddingCache(scorer, tmp_path), calls, text)
-    assert len(calls.seen) == 6
+    check_works_without_cache(EmbeddingCache(encoder, tmp_path), calls, text)
+    assert len(calls.images) == 6
     assert (tmp_path / "images-k.sqlite").read_bytes() == content
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    scorer, calls = counting()
+def test_a_folder_that_cannot_be_created(tmp_path):
+    encoder, calls = counting_encoder()
     (tmp_path / "file").write_text("")
-    check_goes_on(EmbeddingCache(scorer, tmp_path / "file" / "cache"), calls, r"cannot be read \(.*Not a directory")
+    check_works_without_cache(
+        EmbeddingCache(encoder, tmp_path / "file" / "cache"), calls, r"cannot be read \(.*Not a directory"
+    )
 
 
 def test_a_cache_that_cannot_be_written_is_still_read(tmp_path, monkeypatch):
-    scorer, calls = counting()
-    EmbeddingCache(scorer, tmp_path).embed(hashed(images())[:2])
+    encoder, calls = counting_encoder()
+    EmbeddingCache(encoder, tmp_path).embed(with_hashes(images())[:2])
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(f"file:{path}?mode=ro", timeout, uri=True))
-    check_goes_on(
-        EmbeddingCache(scorer, tmp_path), calls, r"cannot be written \(attempt to write a readonly database\)"
+    check_works_without_cache(
+        EmbeddingCache(encoder, tmp_path), calls, r"cannot be written \(attempt to write a readonly database\)"
     )
-    assert len(calls.seen) == 2  # the third picture, each time
+    assert len(calls.images) == 2  # the third image, each time
 
 
-def test_a_cache_that_somebody_keeps_locked(tmp_path, monkeypatch):
-    scorer, calls = counting()
-    EmbeddingCache(scorer, tmp_path).embed(hashed(images())[:2])
+def test_a_locked_cache_is_not_used(tmp_path, monkeypatch):
+    encoder, calls = counting_encoder()
+    EmbeddingCache(encoder, tmp_path).embed(with_hashes(images())[:2])
     connect = sqlite3.connect
     holder = connect(tmp_path / "images-k.sqlite")
     holder.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, 0.05))
-    check_goes_on(EmbeddingCache(scorer, tmp_path), calls, r"cannot be read \(database is locked\)")
+    check_works_without_cache(EmbeddingCache(encoder, tmp_path), calls, r"cannot be read \(database is locked\)")
     holder.close()
 
 
 @pytest.mark.parametrize(
     "change", [lambda v: v[:-4], lambda v: v[:-1] + b"\xff", lambda v: b"", lambda v: b"\0" * len(v)]
 )
-def test_a_damaged_row_is_made_again(tmp_path, change):
-    scorer, calls = counting()
-    cache = EmbeddingCache(scorer, tmp_path)
-    wanted = cache.embed(hashed(images()))
-    with sqlite3.connect(cache.path) as base:
-        row = base.execute("SELECT hash, vector FROM vectors LIMIT 1").fetchone()
-        base.execute("UPDATE vectors SET vector = ? WHERE hash = ?", (change(row[1]), row[0]))
-    base.close()
-    calls.seen.clear()
-    assert torch.equal(cache.embed(hashed(images())), wanted)
-    assert torch.equal(cache.embed(hashed(images())), wanted)
-    assert len(calls.seen) == 1
+def test_a_damaged_row_is_computed_again(tmp_path, change):
+    encoder, calls = counting_encoder()
+    cache = EmbeddingCache(encoder, tmp_path)
+    expected = cache.embed(with_hashes(images()))
+    with sqlite3.connect(cache.path) as database:
+        row = database.execute("SELECT hash, vector FROM vectors LIMIT 1").fetchone()
+        database.execute("UPDATE vectors SET vector = ? WHERE hash = ?", (change(row[1]), row[0]))
+    database.close()
+    calls.images.clear()
+    assert torch.equal(cache.embed(with_hashes(images())), expected)
+    assert torch.equal(cache.embed(with_hashes(images())), expected)
+    assert len(calls.images) == 1
 
 
 @pytest.mark.slow
-def test_open_clip_in_an_environment_of_its_own():
+def test_open_clip_in_its_own_environment():
     run_in_own_environment("openclip_check.py", "openclip")
