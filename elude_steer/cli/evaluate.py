@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 import click
 
 from elude_steer.cli.options import format_number, hide_loading_bars, print_note, print_progress, print_table
-from elude_steer.utils.files import check_folder
 
 
 @click.command()
@@ -53,11 +51,14 @@ def evaluate(
     """  # noqa: D301
     from elude_steer.evaluation.evaluate import MEASURES
     from elude_steer.evaluation.evaluate import evaluate as measure
+    from elude_steer.utils.files import check_folder
 
     hide_loading_bars()
     if out is not None:
         check_folder(out)
     if compiled:  # torch prints pages about what it cannot compile
+        import logging
+
         logging.getLogger("torch").setLevel(logging.ERROR)
     names = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
     result = measure(
@@ -104,6 +105,7 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size, find_methods
     from elude_steer.evaluation.compare.run import Comparison
     from elude_steer.evaluation.compare.table import write_results
+    from elude_steer.utils.files import check_folder
     from elude_steer.utils.parallel import launch
 
     hide_loading_bars()
@@ -155,6 +157,7 @@ def ablate(
     """  # noqa: D301
     from elude_steer.evaluation.ablate import ablate as build_each
     from elude_steer.evaluation.ablate import write_rows
+    from elude_steer.utils.files import check_folder
 
     hide_loading_bars()
     if out is not None:
