@@ -1,10 +1,11 @@
-"""Handwritten digits: train a small network for a few seconds, split its units, see what the split did.
+"""Train a small network on handwritten digits, split its units and compare their purity.
 
     python demos/digits.py
 
-Nothing is downloaded: the digits come with scikit-learn. Takes about 20 seconds on two cores.
+It downloads nothing, because scikit-learn includes the digits, and takes about 20 seconds on two cores.
 """
 
+import argparse
 import tempfile
 
 import torch
@@ -31,19 +32,20 @@ def train(images: torch.Tensor, labels: torch.Tensor) -> nn.Module:
 
 
 def purity(activations: torch.Tensor, labels: torch.Tensor, top: int = 30) -> float:
-    """Share of a unit's strongest images that show its most frequent digit, mean over units."""
+    """Fraction of a unit's most active images that show its most frequent digit, mean over units."""
     strongest = labels[activations.topk(top, dim=0).indices]  # (top, units)
     return float(torch.stack([strongest == digit for digit in range(10)]).float().mean(1).max(0).values.mean())
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     data = load_digits()
     images, labels = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
     model = train(images, labels)
     name, layer = find_layer(model, "2")
-    with record(layer) as seen:
+    with record(layer) as recorded:
         model(images)
-    print(f"raw units      {layer.out_features:4d}  purity {purity(layer(seen.input), labels):.2f}")
+    print(f"raw units      {layer.out_features:4d}  purity {purity(layer(recorded.input), labels):.2f}")
 
     for rule in ("random", "unique", "gap"):
         with tempfile.TemporaryDirectory() as folder:
@@ -57,12 +59,12 @@ def main() -> None:
                 work=f"{folder}/work",
             )
         split = split_layer(layer, atlas.members(), atlas.units)
-        print(f"split: {rule:<7} {len(atlas):4d}  purity {purity(split.sub_units(seen.input), labels):.2f}")
+        print(f"split: {rule:<7} {len(atlas):4d}  purity {purity(split.sub_units(recorded.input), labels):.2f}")
 
     before = model(images)
     with swap_module(model, name, split):
-        print(f"largest change of a logit when the split layer computes: {(model(images) - before).abs().max():.1e}")
-    print(f"and when it is taken out again: {(model(images) - before).abs().max():.0f}")
+        print(f"largest change of a logit with the split layer in place: {(model(images) - before).abs().max():.1e}")
+    print(f"and after removing it again: {(model(images) - before).abs().max():.0f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""Draws the pictures of toyland's steering recipes: `python demos/make_images.py`, into demos/images/."""
+"""Draw the images of toyland's steering recipes into demos/images/.
 
+python demos/make_images.py
+"""
+
+import argparse
 from pathlib import Path
 
 import numpy as np
 
 from elude_steer.toyland import draw_scene
 
-# The scenes of the paper's figures, as far as toyland has them: things in the order of the caption, relation, place.
+# The scenes of the paper's figures, as far as toyland has them:
+# objects in the order of the caption, relation, place, and whether the first object jumps.
 SCENES = {
     "dog": (["dog", "motorcycle", "sunglasses"], "on", "street", False),
     "train": (["train"], None, "graffiti", False),
@@ -17,6 +22,7 @@ SCENES = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     folder = Path(__file__).parent / "images"
     folder.mkdir(exist_ok=True)
     for name, (things, relation, place, jumping) in SCENES.items():

@@ -1,8 +1,8 @@
-"""Pictures of every state of the demo's page, at both widths and in both themes.
+"""Screenshots of every state of the demo's page, at two widths and in two themes.
 
     python demos/screenshots.py OUT_FOLDER
 
-Needs the extras `demo` and `test`, and Debian's chromium. The README shows two of them, in `demos/images/`.
+Needs the extras `demo` and `test`, and Debian's chromium. The README shows two of them, from `demos/screens/`.
 """
 
 import argparse
@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.helpers.visitor import PHONE, WIDE, Visitor, chromium, serve_demo
 
 
-def walk(visitor: Visitor, name: str, folder: Path) -> None:
-    """A visit from beginning to end."""
+def visit_page(visitor: Visitor, name: str, folder: Path) -> None:
+    """Visit every state of the page and save a screenshot of each."""
 
-    def shot(state: str, whole: bool = False) -> None:
+    def save_screenshot(state: str, whole: bool = False) -> None:
         visitor.shot(folder / f"{name}-{state}.png", whole)
 
-    shot("1-start")
+    save_screenshot("1-start")
     visitor.page.locator("#plus input").click()
     visitor.page.keyboard.type("b")
-    shot("2-words")
+    save_screenshot("2-words")
     visitor.page.keyboard.press("Escape")
     visitor.words("plus")
     visitor.example("dog")
@@ -34,57 +34,57 @@ def walk(visitor: Visitor, name: str, folder: Path) -> None:
     visitor.page.wait_for_selector("#said .card")
     visitor.answer(before)
     visitor.page.wait_for_selector("#easel .views button")
-    shot("3-steered")
+    save_screenshot("3-steered")
     visitor.example("teddy")
     visitor.words("minus")
     visitor.words("plus", "cat")
     visitor.paint((0.12, 0.78), (0.3, 0.84))
-    shot("4-marked")
+    save_screenshot("4-marked")
     visitor.press()
-    shot("5-placed")
+    save_screenshot("5-placed")
     visitor.page.locator("#easel .clear").click()
     visitor.page.locator("#easel .brush").click()
     visitor.words("minus", "teddy")
     visitor.open("settings")
     visitor.press("#tune", "#tried")
-    shot("6-settings", whole=True)
+    save_screenshot("6-settings", whole=True)
     visitor.press()
     visitor.open("settings")
     visitor.open("why")
     visitor.press("#reasons tbody tr >> nth=0", "#specimen")
-    shot("7-why", whole=True)
+    save_screenshot("7-why", whole=True)
     visitor.open("why")
     visitor.open("recipe")
-    shot("8-recipe", whole=True)
+    save_screenshot("8-recipe", whole=True)
     visitor.open("recipe")
     visitor.words("minus")
     visitor.words("plus")
     visitor.press()
-    shot("9-asked")
-    with tempfile.TemporaryDirectory() as place:
-        bad = Path(place) / "notes.png"
-        bad.write_text("no picture")
+    save_screenshot("9-asked")
+    with tempfile.TemporaryDirectory() as temporary:
+        bad = Path(temporary) / "notes.png"
+        bad.write_text("not an image")
         before = visitor.html()
         visitor.bring(bad)
         visitor.answer(before)
-    shot("10-bad-upload")
+    save_screenshot("10-bad-upload")
     visitor.tab("Explore")
-    shot("11-explore")
+    save_screenshot("11-explore")
     visitor.press("#concepts tbody tr:has-text('motorcycle')", "#found")
     visitor.press("#found tbody tr >> nth=0", "#specimen-found")
-    shot("12-explored", whole=True)
+    save_screenshot("12-explored", whole=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder for the screenshots")
     options: Any = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with serve_demo() as (address, _), chromium() as browser:
         for width, size in (("wide", WIDE), ("phone", PHONE)):
             for scheme in ("light", "dark"):
                 visitor = Visitor(browser, address, size=size, scheme=scheme, touch=size == PHONE)
-                walk(visitor, f"{width}-{scheme}", options.folder)
+                visit_page(visitor, f"{width}-{scheme}", options.folder)
                 visitor.close()
                 print(f"{width}, {scheme}: {visitor.problems or 'fine'}")
 

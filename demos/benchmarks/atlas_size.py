@@ -1,4 +1,4 @@
-"""An atlas of LLaVA's real size: bytes on disk, time to load it, time to get the weights of any 400 sub-units.
+"""An atlas of the size of LLaVA's: bytes on disk, time to load, time to compute the weights of 400 sub-units.
 
 python demos/benchmarks/atlas_size.py [--json OUT]
 """
@@ -20,11 +20,12 @@ from elude_steer.atlas.atlas import Atlas, References, weights_hash
 UNITS, PARTS, D_IN = 1152, 8, 4304
 
 
-def make(layer: nn.Linear) -> Atlas:
+def random_atlas(layer: nn.Linear) -> Atlas:
+    """An atlas with random memberships."""
     rng = np.random.default_rng(0)
     n = UNITS * PARTS
     packed = rng.integers(0, 256, (n, D_IN // 8), dtype=np.uint8)
-    packed[::PARTS] |= ~np.bitwise_or.reduce(packed.reshape(UNITS, PARTS, -1), axis=1)  # everything has an owner
+    packed[::PARTS] |= ~np.bitwise_or.reduce(packed.reshape(UNITS, PARTS, -1), axis=1)  # every dimension has an owner
 
     def references(count: int) -> References:
         numbers = [torch.zeros(count, 25, dtype=torch.int32) for _ in range(3)]
@@ -39,7 +40,8 @@ def make(layer: nn.Linear) -> Atlas:
     )
 
 
-def timed(repeat: int, call: Callable[[], object]) -> float:
+def median_seconds(repeat: int, call: Callable[[], object]) -> float:
+    """Median seconds of several calls."""
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
@@ -49,18 +51,18 @@ def timed(repeat: int, call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     layer = nn.Linear(D_IN, UNITS)
     weight, bias = layer.weight.detach(), layer.bias.detach()
     with tempfile.TemporaryDirectory() as folder:
-        path = make(layer).save(Path(folder) / "atlas")
+        path = random_atlas(layer).save(Path(folder) / "atlas")
         size = (path / "memberships.safetensors").stat().st_size
-        load = timed(9, lambda: Atlas.load(path))
+        load = median_seconds(9, lambda: Atlas.load(path))
         atlas = Atlas.load(path)
         any_400 = torch.randperm(len(atlas), generator=torch.Generator().manual_seed(0))[:400]
-        weights = timed(21, lambda: atlas.parameters(any_400, weight, bias))
+        weights = median_seconds(21, lambda: atlas.parameters(any_400, weight, bias))
     rows = {
         "sub-units x inputs": f"{len(atlas)} x {D_IN}",
         "memberships on disk": f"{size / 1e6:.2f} MB (as float32 weights: {len(atlas) * D_IN * 4 / 1e6:.0f} MB)",

@@ -1,8 +1,10 @@
-"""What naming costs: `python demos/benchmarks/clip_dissect.py [--json OUT]`.
+"""How long labelling takes, relative to its bare arithmetic.
 
-Dissects 2,000 sub-units by 5,000 images and 5,000 words with soft-WPMI and compares with its bare arithmetic in the
-same run: the product of image and text vectors, and one logarithm of as many values as the formula has. Then
-finds a word among 10,000 labels.
+    python demos/benchmarks/clip_dissect.py [--json OUT]
+
+Dissects 2,000 sub-units by 5,000 images and 5,000 words with soft-WPMI, and compares with the bare arithmetic in the
+same run: the product of image and text vectors, and one logarithm of as many values as the formula has. Then searches
+for words among 10,000 labels.
 """
 
 import argparse
@@ -23,23 +25,23 @@ SUB_UNITS, IMAGES, WORDS, WIDTH, TOP = 2000, 5000, 5000, 768, 100
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.nn.functional.normalize(torch.randn(IMAGES, WIDTH, generator=generator), dim=1)
+    images = torch.nn.functional.normalize(torch.randn(IMAGES, WIDTH, generator=generator), dim=1)
     texts = torch.nn.functional.normalize(torch.randn(WORDS, WIDTH, generator=generator), dim=1)
     activations = torch.randn(IMAGES, SUB_UNITS, generator=generator)
     ratios, ours, bare = [], [], []
     for _ in range(3):
         start = time.perf_counter()
-        similarities = pictures @ texts.T
+        similarities = images @ texts.T
         values = torch.rand(TOP, WORDS, generator=generator)
         for _ in range(SUB_UNITS):
             torch.log(values)
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
-        similarities = pictures @ texts.T
+        similarities = images @ texts.T
         dissect(activations, similarities, Dissection(top_k=TOP))
         ours.append(time.perf_counter() - start)
         ratios.append(ours[-1] / bare[-1])

@@ -1,9 +1,9 @@
-"""The demo's page: how soon it can be used, how long a press takes, and twenty clients at once for a minute.
+"""The demo's page: time until it is usable, time of an edit, and a load test with twenty clients for a minute.
 
     python demos/benchmarks/demo.py [--rounds 5] [--presses 20] [--clients 20] [--seconds 60] [--json OUT]
 
-Needs the extras `demo` and `test`, and Debian's chromium. Processes of the demo and of the bare imports take turns, so
-that both see the same machine. Every answer to a client is held against the one that the library gives alone.
+Needs the extras `demo` and `test`, and Debian's chromium. Processes of the demo and of the bare imports alternate, so
+that both run under the same conditions. Every answer to a client is compared with the library's own answer.
 """
 
 import argparse
@@ -27,27 +27,28 @@ from elude_steer.steering.result import mark_changes
 from elude_steer.steering.steerer import Steerer
 from tests.helpers.visitor import EXAMPLES, Visitor, chromium, serve_demo
 
-BARE = (
+IMPORTS = (
     "import torch, gradio, sentence_transformers; from transformers import LlavaOnevisionForConditionalGeneration; "
     "from gradio import networking"
 )
 WORDS = {"cats": ("cat", "tablecloth"), "dog": ("dog", "motorcycle"), "teddy": ("teddy", "chair"), "train": ("train",)}
 
 
-def opening(browser: Any, rounds: int) -> dict[str, float]:
-    """From the start of the process until somebody can press, beside the bare imports."""
+def measure_start(browser: Any, rounds: int) -> dict[str, float]:
+    """Seconds from the start of the process to a usable page, and of the bare imports."""
     bare, ready = [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
         with serve_demo() as (address, _):
             visitor = Visitor(browser, address)
-            visitor.page.locator("#press").click(trial=True)  # could be pressed
+            visitor.page.locator("#press").click(trial=True)  # waits until the button can be clicked
             ready.append(time.perf_counter() - start)
             visitor.close()
-    beyond = [one - other for one, other in zip(ready[1:], bare[1:], strict=True)]  # the first fills the disk's cache
+    # Without the first round, which fills the disk cache.
+    beyond = [page - imports for page, imports in zip(ready[1:], bare[1:], strict=True)]
     return {
         "bare imports, s": statistics.median(bare[1:]),
         "process to usable page, s": statistics.median(ready[1:]),
@@ -56,7 +57,7 @@ def opening(browser: Any, rounds: int) -> dict[str, float]:
     }
 
 
-# Timed by the page itself: from the click to the frame that shows both captions.
+# The page itself measures the time from the click to the frame that shows both captions.
 CLICK = """() => new Promise((done) => {
     const said = document.querySelector('#said'), start = performance.now(), old = said.querySelector('.captions');
     const before = old?.dataset.seconds;
@@ -70,29 +71,33 @@ CLICK = """() => new Promise((done) => {
 })"""
 
 
-def pressing(browser: Any, address: str, presses: int) -> dict[str, float]:
-    """From the click to both captions, as the browser sees it; the first press of a new page included."""
-    visitor, took = Visitor(browser, address), []
+def measure_edits(browser: Any, address: str, presses: int) -> dict[str, float]:
+    """Seconds from the click to both captions in the browser, including the first click on a new page."""
+    visitor, seconds = Visitor(browser, address), []
     for number in range(presses):
         name = EXAMPLES[number % len(EXAMPLES)]
         visitor.example(name)
         words = WORDS.get(name, ("dog",))
         visitor.words("minus", words[number // len(EXAMPLES) % len(words)])
         visitor.words("plus", *(["biker"] if number % 2 else []))
-        took.append(visitor.page.evaluate(CLICK))
+        seconds.append(visitor.page.evaluate(CLICK))
         visitor.page.wait_for_timeout(300)
     visitor.close()
-    return {"click to captions, median, s": statistics.median(took), "worst, s": max(took), "first, s": took[0]}
+    return {
+        "click to captions, median, s": statistics.median(seconds),
+        "worst, s": max(seconds),
+        "first, s": seconds[0],
+    }
 
 
-def memory(process: int) -> float:
-    """Megabytes of a process that are in use."""
+def resident_megabytes(process: int) -> float:
+    """Resident memory of a process in MB."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 91) -> dict[str, object]:
-    """Clients that press again and again, each with pictures and words of its own."""
+def measure_load(address: str, process: int, clients: int, seconds: float, seed: int = 91) -> dict[str, object]:
+    """Let several clients send edits all the time, each with its own image and concepts."""
     from gradio_client import Client, handle_file
 
     steerer = Steerer.load("toyland")
@@ -109,38 +114,38 @@ def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 
     wrong: list[str] = []
     waits: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        connected = []
+        connections = []
         for number, scene in enumerate(scenes):
             path = Path(folder) / f"{number}.png"
             scene.image.save(path)
             client = Client(address, verbose=False)
             client.predict(handle_file(path), api_name="/bring")
-            connected.append(client)
-        before, until, used = memory(process), time.monotonic() + seconds, []
+            connections.append(client)
+        before, end, used = resident_megabytes(process), time.monotonic() + seconds, []
 
-        def come(number: int) -> None:
-            dice = random.Random(number)
-            own = [words for who, words in tasks if who == number]
-            while time.monotonic() < until:
-                minus, plus = words = dice.choice(own)
+        def run_client(number: int) -> None:
+            rng = random.Random(number)
+            edits = [words for client, words in tasks if client == number]
+            while time.monotonic() < end:
+                minus, plus = words = rng.choice(edits)
                 start = time.perf_counter()
                 try:
-                    job = connected[number].submit("", list(minus), list(plus), PROMPT, *fields, api_name="/steer")
-                    said = job.result()[-1]
+                    job = connections[number].submit("", list(minus), list(plus), PROMPT, *fields, api_name="/steer")
+                    answer = job.result()[-1]
                 except Exception as error:  # noqa: BLE001
                     errors.append(f"{type(error).__name__}: {error}")
                     continue
                 waits.append(time.perf_counter() - start)
-                if not all(caption in said for caption in truth[number, words]):
-                    wrong.append(said)
+                if not all(caption in answer for caption in truth[number, words]):
+                    wrong.append(answer)
 
-        threads = [threading.Thread(target=come, args=(number,)) for number in range(len(scenes))]
+        threads = [threading.Thread(target=run_client, args=(number,)) for number in range(len(scenes))]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(1)
-            used.append(memory(process))
-        for client in connected:
+            used.append(resident_megabytes(process))
+        for client in connections:
             client.close()
     third = len(used) // 3
     return {
@@ -159,7 +164,7 @@ def crowd(address: str, process: int, clients: int, seconds: float, seed: int = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--presses", type=int, default=20)
     parser.add_argument("--clients", type=int, default=20)
@@ -168,11 +173,11 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, object] = {}
     with chromium() as browser:
-        found |= opening(browser, options.rounds)
+        found |= measure_start(browser, options.rounds)
         with serve_demo() as (address, process):
             time.sleep(3)
-            found |= pressing(browser, address, options.presses)
-            found |= crowd(address, process.pid, options.clients, options.seconds)
+            found |= measure_edits(browser, address, options.presses)
+            found |= measure_load(address, process.pid, options.clients, options.seconds)
     for name, value in found.items():
         print(f"{name:<32}{value:.3f}" if isinstance(value, float) else f"{name:<32}{value}")
     if options.json:

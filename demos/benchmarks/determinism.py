@@ -1,9 +1,9 @@
-"""Build one atlas in several ways and compare the bits: threads, processes, chunk sizes, order on disk, batch size.
+"""Build one atlas in several ways and compare the bits: threads, processes, chunk sizes, file order, batch size.
 
     python demos/benchmarks/determinism.py [--backend fast] [--spec SPEC --images FOLDER] [--json OUT]
 
-Without a spec it makes a small randomly initialised LLaVA-OneVision and pictures for it; for `fast` one with a layer
-wide enough for products to be approximated.
+Without a spec it makes a small LLaVA-OneVision with random weights and images for it; with the backend `fast` its layer
+is wide enough that products are approximated.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from tests.helpers.tiny import save_images, save_llava
 
 
 def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
+    """The spec of a small atlas, and the folder of its images."""
     mlp = 2 * EXACT_DIMENSIONS if backend == "fast" else 512
     spec = AtlasSpec(
         "small",
@@ -35,11 +36,11 @@ def small_spec(folder: Path, backend: str) -> tuple[AtlasSpec, Path]:
         clusters=ClustersSpec(top_k=2000, min_cluster_size=30, min_samples=10, backend=backend),
         split=SplitSpec(winner_rule="gap"),
     )
-    return spec, save_images(folder / "pictures", 400)
+    return spec, save_images(folder / "images", 400)
 
 
 def agreement(one: es.Atlas, other: es.Atlas) -> tuple[float, float]:
-    """Share of units with as many parts, and share of equal bits among the sub-units of those."""
+    """Fraction of units with equally many sub-units, and fraction of equal bits among the sub-units of those."""
     same, bits = 0, []
     for unit in range(one.d_out):
         a, b = one.sub_units_of(unit), other.sub_units_of(unit)
@@ -50,10 +51,10 @@ def agreement(one: es.Atlas, other: es.Atlas) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="exact", choices=["exact", "fast", "hdbscan"])
-    parser.add_argument("--spec")
-    parser.add_argument("--images", type=Path)
+    parser.add_argument("--spec", help="name or path of an atlas spec")
+    parser.add_argument("--images", type=Path, help="folder of images for the spec")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -61,45 +62,45 @@ def main() -> None:
         spec, images = (
             (load_spec(options.spec), options.images) if options.spec else small_spec(folder, options.backend)
         )
-        moved = folder / "moved"
+        copies = folder / "copies"
         for path in sorted(images.rglob("*.*"), reverse=True):
-            (moved / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, moved / path.relative_to(images))
+            (copies / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copies / path.relative_to(images))
         rows, reference = [], None
-        cut = stages.iterate_shards
+        iterate_shards = stages.iterate_shards
         size = spec.tokens.batch_size
-        ways = {
+        variants = {
             "one thread": {"threads": 1},
             "the same again": {"threads": 1},
             "three threads": {"threads": 3},
             "two processes": {"processes": 2, "threads": 1},
-            "files copied in reverse order": {"images": moved},
+            "files copied in reverse order": {"images": copies},
             "shards of one batch": {"shard": size},
             "top-k in chunks of 1,024": {"chunk": 1},
             f"batch size {size * 2} instead of {size}": {"settings": [f"tokens.batch_size={size * 2}"]},
             f"batch size 1 instead of {size}": {"settings": ["tokens.batch_size=1"]},
         }
-        for number, (way, change) in enumerate(ways.items()):
+        for number, (variant, change) in enumerate(variants.items()):
             shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
-            stages.iterate_shards = lambda images, size, _, step, shard=shard: cut(images, size, shard, step)
+            stages.iterate_shards = lambda images, size, _, step, shard=shard: iterate_shards(images, size, shard, step)
             token_store._blocks_that_fit = lambda weight, chunk=chunk: chunk
             start = time.perf_counter()
-            where = {
+            defaults = {
                 "images": images,
                 "out": folder / f"atlas-{number}",
                 "work": folder / f"work-{number}",
                 "quiet": True,
             }
-            atlas = es.build(spec, **{**where, **change})
+            atlas = es.build(spec, **{**defaults, **change})
             seconds = time.perf_counter() - start
             bits = (atlas.folder / "memberships.safetensors").read_bytes()
-            first = (atlas, bits)
-            reference = reference or first
+            reference = reference or (atlas, bits)
             units, equal = agreement(reference[0], atlas)
-            rows.append([way, bits == reference[1], units, equal, seconds])
-    print("| way | same bytes | units with as many parts | bits equal there | seconds |\n|---|---|---|---|---|")
-    for way, same, units, equal, seconds in rows:
-        print(f"| {way} | {'yes' if same else 'no'} | {units:.1%} | {equal:.2%} | {seconds:.1f} |")
+            rows.append([variant, bits == reference[1], units, equal, seconds])
+    print("| variant | same bytes | units with equally many sub-units | equal bits in those | seconds |")
+    print("|---|---|---|---|---|")
+    for variant, same, units, equal, seconds in rows:
+        print(f"| {variant} | {'yes' if same else 'no'} | {units:.1%} | {equal:.2%} | {seconds:.1f} |")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2))
 

@@ -1,11 +1,11 @@
-"""How much faster `exact` clusters than the hdbscan library, and whether the labels are the same.
-
-Sparse planted contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): six concepts of unequal size, each
-with an upstream support of its own, background on a few other dimensions, and a fifth of the instances without any
-concept. Both backends run in this process on the same vectors, so that their ratio does not depend on the machine as
-much as their times do. hdbscan runs once, exact three times (the median counts).
+"""How much faster `exact` clusters than the hdbscan library, and whether the labels are equal.
 
     python demos/benchmarks/exact_clustering.py clustering.json --points 1000 3000
+
+The data are sparse planted contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): six concepts of unequal
+size, each with its own upstream support, background on a few other dimensions, and a fifth of the instances without any
+concept. Both backends run in this process on the same vectors, so that their ratio depends less on the machine than
+their times do. hdbscan runs once; exact runs three times and its median counts.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def planted_contributions(points: int, d_in: int, seed: int) -> torch.Tensor:
     return contributions(torch.from_numpy(q).float(), torch.from_numpy(rng.normal(size=d_in)).float())
 
 
-def timed(vectors: torch.Tensor, backend: str, size: int, repeats: int) -> tuple[Clusters, float]:
-    """The clusters, and the median of the seconds they took."""
+def time_clustering(vectors: torch.Tensor, backend: str, size: int, repeats: int) -> tuple[Clusters, float]:
+    """The clusters, and the median seconds to find them."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -51,11 +51,11 @@ def timed(vectors: torch.Tensor, backend: str, size: int, repeats: int) -> tuple
     return found, statistics.median(seconds)
 
 
-def compare(points: int, d_in: int, seed: int) -> dict[str, Any]:
+def compare_backends(points: int, d_in: int, seed: int) -> dict[str, Any]:
     """One row of the table."""
     vectors, size = planted_contributions(points, d_in, seed), points // 30
-    exact, fast = timed(vectors, "exact", size, 3)
-    library, slow = timed(vectors, "hdbscan", size, 1)
+    exact, fast = time_clustering(vectors, "exact", size, 3)
+    library, slow = time_clustering(vectors, "hdbscan", size, 1)
     return {
         "points": points,
         "dimensions": d_in,
@@ -71,8 +71,8 @@ def compare(points: int, d_in: int, seed: int) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table."""
     lines = [
         "| points | dimensions | clusters | labels equal | largest difference of probabilities "
         "| hdbscan (s) | exact (s) | times faster |",
@@ -90,13 +90,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, help="where the numbers go")
-    parser.add_argument("--points", type=int, nargs="+", default=[3000], help="instances, one row each")
+    parser.add_argument("json", type=Path, help="file for the numbers")
+    parser.add_argument("--points", type=int, nargs="+", default=[3000], help="numbers of instances, one row each")
     parser.add_argument("--dimensions", type=int, default=4304)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    timed(planted_contributions(100, 64, 0), "exact", 10, 1)  # imports and the first product are not the method's time
-    rows = [compare(points, args.dimensions, args.seed) for points in args.points]
+    # Warm up: imports and the first product do not count.
+    time_clustering(planted_contributions(100, 64, 0), "exact", 10, 1)
+    rows = [compare_backends(points, args.dimensions, args.seed) for points in args.points]
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -104,7 +105,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("hdbscan", "numpy", "torch")},
     }
     args.json.write_text(json.dumps({"rows": rows, "seed": args.seed, **machine}, indent=2) + "\n")
-    print(f"{machine['cores']} cores, torch on {machine['torch_threads']} of them\n\n{table(rows)}")
+    print(f"{machine['cores']} cores, torch on {machine['torch_threads']} of them\n\n{format_table(rows)}")
 
 
 if __name__ == "__main__":

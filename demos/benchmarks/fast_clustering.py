@@ -1,12 +1,13 @@
-"""How fast `fast` clusters, how close it is to `exact`, how it grows, and what a whole layer takes.
+"""How fast the backend `fast` clusters, how close it is to `exact`, how it scales, and how long a layer takes.
 
     python demos/benchmarks/fast_clustering.py [--parts unit growth layer toyland] [--work FOLDER] [--json OUT]
 
 Contributions of the size of LLaVA-OneVision's fc2 (4,304 inputs): eight concepts of unequal size with overlapping
 supports, sparse background of a tenth, a third or all of the signal's energy (clear, medium, hard), 30 % noise that has
-every marginal of the data and none of its joint structure, min_cluster_size 100. Backends take turns on the same
-vectors. The layer reads a store of tokens as a build does: 32 of 1,152 units, two processes of one thread. Toyland's
-atlas is built with both backends and measured on 500 held-out scenes.
+all marginals of the data and none of its joint structure, min_cluster_size 100. The backends
+alternate on the same vectors. The part `layer` reads a store of tokens as a build does: 32 of 1,152 units, two
+processes with one thread each. The part `toyland` builds its atlas with both backends and measures them on 500
+held-out scenes.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
-from toyland_purity import held_out, purity, summed
+from toyland_purity import encode_held_out, row_purity, summarize
 
 import elude_steer as es
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
@@ -35,8 +36,10 @@ D_IN, UNITS, SIZE = 4304, 1152, 100
 LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
 
 
-def tokens(points: int, concepts: int, level: str, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs of a layer, `(points, D_IN)` float32, and the concept of each, -1 for noise."""
+def planted_inputs(
+    points: int, concepts: int, level: str, seed: int, noise: float = 0.3
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of a layer, `(points, D_IN)` float32, and the concept of each, or -1 for noise."""
     rng = np.random.default_rng((seed, concepts, list(LEVELS).index(level)))
     support = D_IN // (2 * concepts) if concepts > 8 else D_IN // 16
     places = np.arange(D_IN) - np.arange(concepts)[:, None] * (support - support // 3)
@@ -45,90 +48,93 @@ def tokens(points: int, concepts: int, level: str, seed: int, noise: float = 0.3
     sizes = np.geomspace(1, 5, concepts)
     truth = rng.choice(concepts, round(points * (1 - noise)), p=sizes / sizes.sum())
     q = np.empty((points, D_IN), np.float32)
-    for start in range(0, len(truth), 4096):  # in pieces, for the memory of large sets
-        own = strengths[truth[start : start + 4096]]
-        own *= rng.lognormal(-0.125, 0.5, own.shape).astype(np.float32)
-        spread = np.maximum(rng.standard_normal(own.shape, np.float32), 0) * (rng.random(own.shape) < 0.3)
-        scale = np.sqrt(LEVELS[level] * (own**2).sum(1).mean() / (spread**2).sum(1).mean())
-        q[start : start + len(own)] = own + scale * spread
+    for start in range(0, len(truth), 4096):  # in pieces, to limit memory
+        signal = strengths[truth[start : start + 4096]]
+        signal *= rng.lognormal(-0.125, 0.5, signal.shape).astype(np.float32)
+        background = np.maximum(rng.standard_normal(signal.shape, np.float32), 0) * (rng.random(signal.shape) < 0.3)
+        scale = np.sqrt(LEVELS[level] * (signal**2).sum(1).mean() / (background**2).sum(1).mean())
+        q[start : start + len(signal)] = signal + scale * background
     for start in range(len(truth), points, 4096):
-        many = min(4096, points - start)
-        q[start : start + many] = np.take_along_axis(q, rng.integers(len(truth), size=(many, D_IN)), 0)
+        count = min(4096, points - start)
+        q[start : start + count] = np.take_along_axis(q, rng.integers(len(truth), size=(count, D_IN)), 0)
     return q, np.concatenate([truth, np.full(points - len(truth), -1)])
 
 
-def unit(points: int, level: str, seed: int) -> tuple[torch.Tensor, np.ndarray]:
+def planted_unit(points: int, level: str, seed: int) -> tuple[torch.Tensor, np.ndarray]:
     """Contributions to one unit, strongest instance first, and the concept of each."""
-    q, truth = tokens(points, 8, level, seed)
+    q, truth = planted_inputs(points, 8, level, seed)
     rng = np.random.default_rng(seed)
     weight = (rng.lognormal(0, 0.5, D_IN) * np.where(rng.random(D_IN) < 0.3, -1, 1)).astype(np.float32)
     order = np.argsort(-(q @ weight), kind="stable")
     return contributions(torch.from_numpy(q[order]), torch.from_numpy(weight)), truth[order]
 
 
-def timed(vectors: torch.Tensor, backend: str, size: int = SIZE) -> tuple[np.ndarray, float]:
+def time_clustering(vectors: torch.Tensor, backend: str, size: int = SIZE) -> tuple[np.ndarray, float]:
+    """The labels, and the seconds to find them."""
     start = time.perf_counter()
     found = cluster(vectors, backend=backend, min_cluster_size=size)
     return found.labels, time.perf_counter() - start
 
 
-def one_unit(rounds: int) -> dict[str, Any]:
-    """10,000 instances: exact and fast in turns, and the library at 3,000, scaled by the square."""
+def measure_unit(rounds: int) -> dict[str, Any]:
+    """Compare exact and fast on 10,000 instances, and the library on 3,000, scaled by the square."""
     rows = []
     for level in LEVELS:
         for seed in range(3):
-            vectors, truth = unit(10_000, level, seed)
-            took: dict[str, list[float]] = {"exact": [], "fast": []}
+            vectors, truth = planted_unit(10_000, level, seed)
+            seconds: dict[str, list[float]] = {"exact": [], "fast": []}
             labels = {}
             for _ in range(rounds if seed == 0 else 1):
-                for name in took:
-                    labels[name], seconds = timed(vectors, name)
-                    took[name].append(seconds)
+                for name in seconds:
+                    labels[name], elapsed = time_clustering(vectors, name)
+                    seconds[name].append(elapsed)
             rows.append(
                 {
                     "level": level,
                     "seed": seed,
-                    "exact s": statistics.median(took["exact"]),
-                    "fast s": statistics.median(took["fast"]),
-                    "fast / exact": statistics.median(f / e for f, e in zip(took["fast"], took["exact"], strict=True)),
+                    "exact s": statistics.median(seconds["exact"]),
+                    "fast s": statistics.median(seconds["fast"]),
+                    "fast / exact": statistics.median(
+                        f / e for f, e in zip(seconds["fast"], seconds["exact"], strict=True)
+                    ),
                     "ARI to exact": adjusted_rand_score(labels["exact"], labels["fast"]),
                     "ARI of exact to truth": adjusted_rand_score(truth, labels["exact"]),
                     "ARI of fast to truth": adjusted_rand_score(truth, labels["fast"]),
                     "clusters": int(labels["fast"].max()) + 1,
                 }
             )
-    small, _ = unit(3_000, "medium", 0)
-    _, library = timed(small, "hdbscan", 30)
+    small, _ = planted_unit(3_000, "medium", 0)
+    _, library = time_clustering(small, "hdbscan", 30)
     fast = statistics.median(row["fast s"] for row in rows)
-    told = {"library at 3,000, s": library, "at 10,000 by the square, s": library * (10 / 3) ** 2}
-    return {"rows": rows, **told, "fast / library": fast / (library * (10 / 3) ** 2)}
+    library_seconds = {"library at 3,000, s": library, "at 10,000 by the square, s": library * (10 / 3) ** 2}
+    return {"rows": rows, **library_seconds, "fast / library": fast / (library * (10 / 3) ** 2)}
 
 
-GROW = """
+GROWTH_SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 import fast_clustering as f
 from sklearn.metrics import adjusted_rand_score as ari
-vectors, truth = f.unit({points}, "medium", 0)
+vectors, truth = f.planted_unit({points}, "medium", 0)
 held = vectors.numel() * 4 / 2**30
-Path("/proc/self/clear_refs").write_text("5")  # making the data does not count
-labels, seconds = f.timed(vectors, "fast", {size})
+Path("/proc/self/clear_refs").write_text("5")  # do not count the memory of making the data
+labels, seconds = f.time_clustering(vectors, "fast", {size})
 peak = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 row = dict(instances={points}, seconds=seconds, peak_gb=peak / 2**20, vectors_gb=held, clusters=int(labels.max()) + 1,
            ari_truth=ari(truth, labels))
 if {exact}:
-    other, took = f.timed(vectors, "exact", {size})
+    other, took = f.time_clustering(vectors, "exact", {size})
     row |= dict(exact_seconds=took, ari_exact=ari(other, labels), exact_ari_truth=ari(truth, other))
 print(json.dumps(row))
 """
 
 
-def growth() -> dict[str, Any]:
-    """10,000 to 100,000 instances, each in a process of its own for its memory; min_cluster_size grows with them."""
+def measure_growth() -> dict[str, Any]:
+    """Cluster 10,000 to 100,000 instances, each number in its own process; min_cluster_size grows in proportion."""
     rows = []
     for points in (10_000, 20_000, 50_000, 100_000):
-        script = GROW.format(
+        script = GROWTH_SCRIPT.format(
             folder=str(Path(__file__).parent), points=points, size=points // 100, exact=points <= 20_000
         )
         done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
@@ -138,12 +144,12 @@ def growth() -> dict[str, Any]:
             if len(rows) > 1
             else None
         )
-    per = (rows[-1]["seconds"] - rows[-2]["seconds"]) / 50_000
-    return {"rows": rows, "400,000 at the last slope, s": rows[-1]["seconds"] + 300_000 * per}
+    slope = (rows[-1]["seconds"] - rows[-2]["seconds"]) / 50_000
+    return {"rows": rows, "400,000 at the last slope, s": rows[-1]["seconds"] + 300_000 * slope}
 
 
-def work(store: Path, units: list[int], done: Path) -> None:
-    """What one process of a build does: the strongest rows of a unit, its contributions, its clusters."""
+def cluster_units(store: Path, units: list[int], done: Path) -> None:
+    """The work of one process of a build: for each unit its strongest instances, contributions and clusters."""
     torch.set_num_threads(1)
     q = np.load(store, mmap_mode="r")
     weights = torch.from_numpy(np.load(store.with_suffix(".weights.npy")))
@@ -157,11 +163,11 @@ def work(store: Path, units: list[int], done: Path) -> None:
     done.write_text(json.dumps({"clusters": found, "peak_gb": peak}))
 
 
-def layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
-    """Units spread over a layer, in as many processes as there are cores; start-up included."""
+def measure_layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
+    """Cluster some units of a layer in several processes; the seconds include start-up."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "tokens.npy"
-        q, _ = tokens(40_000, 40, "medium", 7)
+        q, _ = planted_inputs(40_000, 40, "medium", 7)
         rng = np.random.default_rng(7)
         weights = (rng.lognormal(0, 0.5, (units, D_IN)) * np.where(rng.random((units, D_IN)) < 0.5, -1, 1)).astype("f4")
         np.save(store.with_suffix(".top.npy"), np.argpartition(-(q @ weights.T), 10_000, axis=0)[:10_000].T)
@@ -170,33 +176,34 @@ def layer(units: int = 32, processes: int = 2) -> dict[str, Any]:
         del q
         start, running = time.perf_counter(), []
         for rank in range(processes):
-            own, done = list(range(rank, units, processes)), Path(folder) / f"done-{rank}.json"
+            share, done = list(range(rank, units, processes)), Path(folder) / f"done-{rank}.json"
             script = (
                 f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
-                f"import fast_clustering; fast_clustering.work(Path({str(store)!r}), {own}, Path({str(done)!r}))"
+                f"from fast_clustering import cluster_units; "
+                f"cluster_units(Path({str(store)!r}), {share}, Path({str(done)!r}))"
             )
             running.append((subprocess.Popen([sys.executable, "-c", script]), done))
         for process, _ in running:
             if process.wait():
                 raise RuntimeError("a process of the layer failed")
         seconds = time.perf_counter() - start
-        told = [json.loads(done.read_text()) for _, done in running]
-    counts = [count for one in told for count in one["clusters"]]
+        results = [json.loads(done.read_text()) for _, done in running]
+    counts = [count for result in results for count in result["clusters"]]
     return {
         "units": units,
         "processes": processes,
         "seconds": seconds,
         "layer of 1,152, minutes": seconds / units * UNITS / 60,
-        "peak of all processes, GB": sum(one["peak_gb"] for one in told),
+        "peak of all processes, GB": sum(result["peak_gb"] for result in results),
         "clusters a unit": statistics.mean(counts),
         "the paper, 400,000 instances, A100 hours": "26 to 30",
     }
 
 
-def toyland(folder: Path) -> dict[str, Any]:
-    """Every unit of toyland's layer: both backends' atlases on the same held-out scenes, and how far they agree."""
+def measure_toyland(folder: Path) -> dict[str, Any]:
+    """Build toyland's atlas with both backends, and compare them on the same held-out scenes."""
     vlm = es.Vlm.load("toyland/captioner")
-    inputs, shown = held_out(vlm, 500)
+    inputs, shown = encode_held_out(vlm, 500)
     tokens = len(inputs) // 500
     weight, bias = layer_parameters(vlm.layer)
     found: dict[str, Any] = {}
@@ -205,10 +212,10 @@ def toyland(folder: Path) -> dict[str, Any]:
         settings = [f"clusters.backend={backend}"]
         atlas = es.build("toyland", out=folder / backend, work=folder / "work", settings=settings, quiet=True)
         alive = (~atlas.dead).nonzero()[:, 0]
-        own, own_bias = atlas.parameters(alive, weight, bias)
-        clean = summed(purity(own, own_bias, inputs, shown))
-        scores = gather_peaks(inputs.split(tokens), lambda q: q @ own.T + own_bias, vlm.layer).scores()  # noqa: B023
-        found[backend] = {"sub-units": len(atlas), "MS-Score": mean_percent(scores), "clean share": clean["clean"]}
+        weights, biases = atlas.parameters(alive, weight, bias)
+        purity = summarize(row_purity(weights, biases, inputs, shown))
+        scores = gather_peaks(inputs.split(tokens), lambda q: q @ weights.T + biases, vlm.layer).scores()  # noqa: B023
+        found[backend] = {"sub-units": len(atlas), "MS-Score": mean_percent(scores), "clean share": purity["clean"]}
         atlases[backend] = atlas
     exact, fast = atlases["exact"], atlases["fast"]
     overlaps, equal = [], 0
@@ -230,16 +237,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["unit", "growth", "layer", "toyland"]
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
-    parser.add_argument("--work", type=Path, help="keeps toyland's atlases and their stages [default: a new folder]")
+    parser.add_argument("--work", type=Path, help="folder that keeps toyland's atlases and stages [default: a new one]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp())
     parts = {
-        "unit": lambda: one_unit(options.rounds),
-        "growth": growth,
-        "layer": layer,
-        "toyland": lambda: toyland(work),
+        "unit": lambda: measure_unit(options.rounds),
+        "growth": measure_growth,
+        "layer": measure_layer,
+        "toyland": lambda: measure_toyland(work),
     }
     found = {}
     for name in options.parts:

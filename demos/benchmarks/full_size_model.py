@@ -1,10 +1,10 @@
-"""A LLaVA-OneVision of the 0.5B checkpoint's size with random weights, and an atlas of its last fc2.
+"""Write a LLaVA-OneVision of the size of the 0.5B checkpoint with random weights, and an atlas of its last fc2.
 
     python demos/benchmarks/full_size_model.py FOLDER [--tiny]
 
-Nothing is downloaded: configuration, shards, tokenizer and processor are written as the Hub has them (3.6 GB of
-float32), so that everything loads through the library's own doors. Its captions are words without sense. `--tiny` has
-the same parts at a size that runs in seconds.
+It downloads nothing. Configuration, shards, tokenizer and processor are written in the Hub's format (3.6 GB of
+float32), so that the library loads them like any other model. The captions are meaningless words. `--tiny` writes a
+small model with the same parts, in seconds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4_096,
     },
 }  # fmt: skip
-EXPANSION = 8  # sub-units a unit, the paper's
+EXPANSION = 8  # sub-units per unit, as in the paper
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]  # in the order of their numbers
 WORDS = ["user", "assistant", "Describe", "this", "image", "in", "one", "sentence", ".", ",", "?"]
 TEMPLATE = (
@@ -46,7 +46,7 @@ TEMPLATE = (
 
 
 def save_model(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
-    """The checkpoint in `folder`, written if it is not there."""
+    """Write the checkpoint to `folder`, unless it exists."""
     from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
     if (folder / "processor_config.json").exists():  # written last
@@ -70,9 +70,9 @@ def save_model(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
-                parameter.normal_(0, 0.02)  # fresh biases are zero, which would hide mistakes about them
+                parameter.normal_(0, 0.02)  # initial biases are zero, which would hide errors in handling them
             elif "language_model.layers" in name and parameter.dim() == 2:
-                parameter.mul_(4)  # fresh layers add so little that every caption repeats its last word
+                parameter.mul_(4)  # initial layers add so little that every caption repeats its last word
     model.save_pretrained(folder, max_shard_size="1GB")
     _save_processor(folder, size)
     return folder
@@ -80,7 +80,7 @@ def save_model(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
 
 def _special_numbers(size: dict[str, Any]) -> dict[str, int]:
     first = 151_643 if size is FULL else size["text"]["vocab_size"] - len(SPECIAL)
-    return {name: first + place for place, name in enumerate(SPECIAL)}
+    return {name: first + index for index, name in enumerate(SPECIAL)}
 
 
 def _pinpoints(side: int) -> list[list[int]]:
@@ -94,7 +94,7 @@ def _save_processor(folder: Path, size: dict[str, Any]) -> None:
     from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
     numbers = _special_numbers(size)
-    words = [*WORDS, *OBJECTS]  # what a real vocabulary has and nobody asks for gets a made-up word
+    words = [*WORDS, *OBJECTS]  # made-up words fill the rest of the vocabulary
     vocabulary = {word: number for number, word in enumerate(words)} | numbers
     taken = set(vocabulary.values())
     vocabulary |= {f"word{n}": n for n in range(size["text"]["vocab_size"]) if n not in taken}
@@ -108,7 +108,7 @@ def _save_processor(folder: Path, size: dict[str, Any]) -> None:
     images = LlavaOnevisionImageProcessorPil(
         size={"height": side, "width": side}, image_grid_pinpoints=_pinpoints(side)
     )
-    # The video half needs torchvision, which nobody needs for pictures.
+    # Without the video part, which needs torchvision.
     parts = {"get_attributes": classmethod(lambda _cls: ["image_processor", "tokenizer"])}
     image_only: Any = type("LlavaOnevisionProcessor", (LlavaOnevisionProcessor,), parts)
     image_only(
@@ -118,9 +118,9 @@ def _save_processor(folder: Path, size: dict[str, Any]) -> None:
 
 
 def save_atlas(folder: Path, model: Path, *, seed: int = 0) -> Path:
-    """An atlas of the model's last fc2, every unit split at random in eight, written if it is not there.
+    """Write an atlas of the model's last fc2 to `folder`, unless it exists; every unit is split at random into eight.
 
-    Sub-units are named after toyland's objects in turn, so that words find them through toyland's matcher.
+    The labels are toyland's objects, so that toyland's matcher finds them.
     """
     if (folder / "manifest.json").exists():
         return folder
@@ -146,20 +146,20 @@ def save_atlas(folder: Path, model: Path, *, seed: int = 0) -> Path:
     units = torch.arange(d_out).repeat_interleave(EXPANSION)
     packed = torch.from_numpy(np.packbits(members.numpy(), axis=1))
     nothing = torch.zeros(d_out), torch.zeros(count, dtype=torch.int32)
-    made = Atlas(packed, units, *nothing, references(count), references(d_out), ("none",), about, labels=labels)
-    return made.save(folder)
+    atlas = Atlas(packed, units, *nothing, references(count), references(d_out), ("none",), about, labels=labels)
+    return atlas.save(folder)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth coloured noise."""
+def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """An image of smooth coloured noise."""
     small = np.random.default_rng(seed).integers(0, 255, (12, 12, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("folder", type=Path, help="folder for the model and the atlas")
+    parser.add_argument("--tiny", action="store_true", help="write a small model")
     options = parser.parse_args()
     model = save_model(options.folder / "model", tiny=options.tiny)
     print(model, save_atlas(options.folder / "atlas", model), sep="\n")

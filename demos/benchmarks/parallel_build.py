@@ -1,10 +1,10 @@
-"""Two processes beside one on toyland: the same bytes, and how much of the time; what the token store costs.
+"""Build toyland's atlas with one and with several processes: seconds of each stage, equal bytes, token store size.
 
     python demos/benchmarks/parallel_build.py [--images 1500] [--units 48] [--rounds 3] [--processes 2]
 
-The command is run as a user would run it, each process with one thread, ways taking turns, each time from nothing.
-Seconds are those that the build itself tells of its stages. Collecting and clustering of two processes together are to
-take at most 0.65 of one's; the store at most 2 % more than its tokens.
+The command runs as a user would run it, from scratch each time, with one thread per process; the variants alternate.
+The seconds are those that the build reports for its stages. Targets for two processes: collecting and clustering
+together take at most 0.65 of the time of one process, and the store takes at most 2 % more than its tokens.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from statistics import median
 STAGE = re.compile(r"note: (\w+): ([\d.]+) s")
 
 
-def build(folder: Path, processes: int, options: argparse.Namespace) -> tuple[dict[str, float], str, Path]:
+def run_build(folder: Path, processes: int, options: argparse.Namespace) -> tuple[dict[str, float], str, Path]:
     """Seconds of each stage, a hash of the atlas's tensors, and the token store."""
     folder.mkdir()
     limits = [f"images.limit={options.images}", f"clusters.units={options.units}"]
@@ -38,8 +38,8 @@ def build(folder: Path, processes: int, options: argparse.Namespace) -> tuple[di
     )
 
 
-def overhead(store: Path) -> tuple[int, int]:
-    """Bytes of the tokens themselves, and of everything in the store's folder."""
+def store_size(store: Path) -> tuple[int, int]:
+    """Bytes of the tokens themselves, and of all files of the store."""
     from elude_steer.atlas.build.token_store import TokenStore
 
     shape, tokens = json.loads((store / "shape.json").read_text()), TokenStore(store)
@@ -55,22 +55,22 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.processes < 2:
-        parser.error("--processes is at least 2; one is what they are held against.")
-    took: dict[int, list[dict[str, float]]] = {1: [], options.processes: []}
+        parser.error("--processes must be at least 2; one process is always measured for comparison.")
+    runs: dict[int, list[dict[str, float]]] = {1: [], options.processes: []}
     hashes = set()
     with tempfile.TemporaryDirectory() as name:
         for number in range(options.rounds):
-            for processes, own in took.items():
-                seconds, bits, store = build(Path(name) / f"{number}-{processes}", processes, options)
-                own.append(seconds)
+            for processes, rounds in runs.items():
+                seconds, bits, store = run_build(Path(name) / f"{number}-{processes}", processes, options)
+                rounds.append(seconds)
                 hashes.add(bits)
-        needed, used = overhead(store)
-    one, many = took.values()
+        needed, used = store_size(store)
+    one, several = runs.values()
     print(f"| stage | one process, s | {options.processes} processes, s | ratio |\n|---|---|---|---|")
     for stage in one[0]:
-        a, b = (median(own[stage] for own in rounds) for rounds in (one, many))
+        a, b = (median(seconds[stage] for seconds in rounds) for rounds in (one, several))
         print(f"| {stage} | {a:.2f} | {b:.2f} | {b / a if a else float('nan'):.2f} |")
-    both = [[own["collecting"] + own["clustering"] for own in rounds] for rounds in (one, many)]
+    both = [[seconds["collecting"] + seconds["clustering"] for seconds in rounds] for rounds in (one, several)]
     ratios = [b / a for a, b in zip(*both, strict=True)]
     print(f"collecting and clustering, ratios {', '.join(f'{r:.3f}' for r in ratios)}: median {median(ratios):.3f}")
     print(f"the same bytes in all {2 * options.rounds} builds: {'yes' if len(hashes) == 1 else 'NO'}")

@@ -1,11 +1,11 @@
-"""How time and memory grow with the work: collecting, ranking, clustering, naming, matching at 1, 2, 4 and 8 times.
+"""How time and memory grow with the amount of work: collecting, ranking, clustering, labelling, matching.
 
     python demos/benchmarks/scaling.py [--times 1 2 4 8] [--plot OUT.png] [--json OUT]
 
-Everything is done on toyland by the library's own functions, with one thread, each size in a process of its own. A
-row's slope is that of a line through its times on doubly logarithmic axes, beside the slope of its arithmetic: 1 where
-each piece of work is taken once, 2 where every instance meets every other. Memory is the peak of what a process that
-builds an atlas itself holds, which pages of files mapped into it are not part of.
+The library's own functions run on toyland with one thread, each size in its own process. The slope of a row is that of
+a line through its times on doubly logarithmic axes; the table also has the slope of the arithmetic, which is 1 if each
+piece of work is done once, and 2 if every instance is compared with every other. Memory is the peak of the anonymous
+memory of a process that builds an atlas, without the pages of memory-mapped files.
 """
 
 import argparse
@@ -35,84 +35,87 @@ from elude_steer.method.contributions import contributions
 from elude_steer.utils.parallel import worker_group
 from elude_steer.utils.plotting import curves
 
-IMAGES, INSTANCES, SUB_UNITS, WORDS = 250, 1000, 4000, 4000  # of the smallest size; words are always as many
-LABELS = 20_000  # among which a word is sought
-_PICTURES, _ROWS, _PARTS = f"{IMAGES:,} images", f"{INSTANCES:,} instances", f"{SUB_UNITS:,} sub-units"
-# What is done, how much of it, and how its arithmetic grows.
+IMAGES, INSTANCES, SUB_UNITS, WORDS = 250, 1000, 4000, 4000  # at size 1; the number of words does not grow
+LABELS = 20_000  # sub-units that matching ranks, at size 1
+_IMAGES, _ROWS, _SUB_UNITS = f"{IMAGES:,} images", f"{INSTANCES:,} instances", f"{SUB_UNITS:,} sub-units"
+# step -> its amount of work at size 1, and the slope of its arithmetic
 ROWS = {
-    "collecting": (_PICTURES, 1), "pooling": (_PICTURES, 1), "scoring": (_PICTURES, 1), "ranking": (_PICTURES, 1),
-    "clustering, exact": (_ROWS, 2), "clustering, fast": (_ROWS, 2), "naming": (_PARTS, 1),
+    "collecting": (_IMAGES, 1), "pooling": (_IMAGES, 1), "scoring": (_IMAGES, 1), "ranking": (_IMAGES, 1),
+    "clustering, exact": (_ROWS, 2), "clustering, fast": (_ROWS, 2), "naming": (_SUB_UNITS, 1),
     "matching": (f"{LABELS:,} sub-units", 1),
 }  # fmt: skip
 
 
-class Peak(threading.Thread):
-    """Watches how much memory of its own the process has."""
+class MemoryPeak(threading.Thread):
+    """Records the peak of the anonymous memory of this process, in MB."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.most, self.over = 0.0, threading.Event()
+        self.peak, self.finished = 0.0, threading.Event()
 
     def run(self) -> None:
-        """Looks a hundred times a second."""
-        while not self.over.wait(0.01):
+        """Read the memory a hundred times a second."""
+        while not self.finished.wait(0.01):
             text = Path("/proc/self/status").read_text()
-            self.most = max(self.most, int(text.partition("RssAnon:")[2].split()[0]) / 1024)
+            self.peak = max(self.peak, int(text.partition("RssAnon:")[2].split()[0]) / 1024)
 
 
 @contextmanager
-def watched() -> Iterator[Peak]:
-    peak = Peak()
-    peak.start()
+def record_memory() -> Iterator[MemoryPeak]:
+    """Record the memory peak inside the context."""
+    recorder = MemoryPeak()
+    recorder.start()
     try:
-        yield peak
+        yield recorder
     finally:
-        peak.over.set()
-        peak.join()
+        recorder.finished.set()
+        recorder.join()
 
 
-class Stages(logging.Handler):
-    """What a build says of the seconds of its stages."""
+class StageSeconds(logging.Handler):
+    """Collects the seconds of stages from the log of a build."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes name and seconds of a stage."""
+        """Keep the name and seconds of a stage."""
         if isinstance(record.args, tuple) and len(record.args) == 3:
             self.seconds[str(record.args[0])] = float(record.args[1])  # type: ignore[arg-type]
 
 
-def built(images: int, folder: Path) -> tuple[dict[str, float], float, TokenStore]:
-    """A build from so many pictures: seconds of its stages, and its peak in MB."""
-    told, log = Stages(), logging.getLogger("elude_steer")
+def run_build(images: int, folder: Path) -> tuple[dict[str, float], float, TokenStore]:
+    """Build an atlas from some images; returns the seconds of its stages, its memory peak in MB, and its tokens."""
+    stages, log = StageSeconds(), logging.getLogger("elude_steer")
     log.setLevel(logging.INFO)
-    log.handlers = [told]
+    log.handlers = [stages]
     settings = [f"images.limit={images}", "clusters.top_k=1000", "clusters.units=8"]
-    with watched() as peak:
+    with record_memory() as memory:
         es.build("toyland", settings=settings, out=folder / "atlas", work=folder / "work", threads=1, quiet=True)
     (store,) = (folder / "work").glob("tokens-*/")
-    return told.seconds, peak.most, TokenStore(store)
+    return stages.seconds, memory.peak, TokenStore(store)
 
 
-def best_of(work: Callable[[], Any], runs: int = 3) -> float:
+def fastest_run(work: Callable[[], Any], runs: int = 3) -> float:
     """Seconds of the fastest run."""
-    took = []
+    seconds = []
     for _ in range(runs):
         start = time.perf_counter()
         work()
-        took.append(time.perf_counter() - start)
-    return min(took)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
-def dissected(sub_units: int) -> Callable[[], Any]:
+def dissection_task(sub_units: int) -> Callable[[], Any]:
+    """A function that dissects random sub-units."""
     rng = torch.Generator().manual_seed(0)
     activations, cosines = (torch.randn(400, n, generator=rng) for n in (sub_units, 300))
     return lambda: dissect(activations, 0.1 * cosines, Dissection(top_k=50), keep=32)
 
 
-def matched(sub_units: int) -> Callable[[], Any]:
+def matching_task(sub_units: int) -> Callable[[], Any]:
+    """A function that ranks random sub-units."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, WORDS, (sub_units, 32)).astype(np.int32)
     scores, similarities = rng.random((sub_units, 32), np.float32), rng.random(WORDS)
@@ -122,24 +125,27 @@ def matched(sub_units: int) -> Callable[[], Any]:
 
 
 def slope(times: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope of a line through the logarithms."""
     return float(np.polyfit(np.log2(times), np.log2(np.maximum(seconds, 1e-6)), 1)[0])
 
 
-def measured(times: int) -> dict[str, Any]:
-    """Seconds of everything at one size, and the peak of the build."""
+def measure_size(times: int) -> dict[str, Any]:
+    """The seconds of every step at one size, and the memory peak of the build."""
     hide_loading_bars()
     with tempfile.TemporaryDirectory() as name, worker_group(None, 1):
-        stages, peak, store = built(IMAGES * times, Path(name))
+        stages, peak, store = run_build(IMAGES * times, Path(name))
         layer = es.Vlm.load("toyland/captioner").layer
         weight, bias = layer.weight.detach(), layer.bias.detach()
         q = store.read(0, INSTANCES * times)
         vectors = contributions(q, weight[3])
         seconds = {stage: stages[stage] for stage in ("collecting", "pooling", "scoring")}
-        seconds["ranking"] = best_of(lambda: strongest_instances(store, weight[:64], bias[:64], 1000))
+        seconds["ranking"] = fastest_run(lambda: strongest_instances(store, weight[:64], bias[:64], 1000))
         for backend in ("exact", "fast"):
-            seconds[f"clustering, {backend}"] = best_of(partial(cluster, vectors, backend=backend, min_cluster_size=30))
-        seconds["naming"] = best_of(dissected(SUB_UNITS * times))
-        seconds["matching"] = best_of(matched(LABELS * times), 9)
+            seconds[f"clustering, {backend}"] = fastest_run(
+                partial(cluster, vectors, backend=backend, min_cluster_size=30)
+            )
+        seconds["naming"] = fastest_run(dissection_task(SUB_UNITS * times))
+        seconds["matching"] = fastest_run(matching_task(LABELS * times), 9)
     return {"seconds": seconds, "peak": peak, "instances": len(vectors)}
 
 
@@ -151,9 +157,9 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if len(options.times) < 2:
-        parser.error("--times wants at least two sizes, or there is no growth to see.")
+        parser.error("--times needs at least two sizes to compute a slope.")
     if options.one:
-        print(json.dumps(measured(options.one)))
+        print(json.dumps(measure_size(options.one)))
         return
     found = []
     for times in options.times:
@@ -164,14 +170,14 @@ def main() -> None:
     print(f"| | of | {' | '.join(f'{times}x, s' for times in options.times)} | slope | arithmetic |")
     print("|" + "---|" * (4 + len(options.times)))
     for name, (work, arithmetic) in ROWS.items():
-        seconds = [one["seconds"][name] for one in found]
-        shown = " | ".join(f"{s:.3g}" for s in seconds)
-        print(f"| {name} | {work} | {shown} | {slope(options.times, seconds):.2f} | {arithmetic} |")
-    peaks = " | ".join(f"{one['peak']:.0f}" for one in found)
-    print(f"| memory of the build, MB | {_PICTURES} | {peaks} | | 0 |")
+        seconds = [size["seconds"][name] for size in found]
+        cells = " | ".join(f"{s:.3g}" for s in seconds)
+        print(f"| {name} | {work} | {cells} | {slope(options.times, seconds):.2f} | {arithmetic} |")
+    peaks = " | ".join(f"{size['peak']:.0f}" for size in found)
+    print(f"| memory of the build, MB | {_IMAGES} | {peaks} | | 0 |")
     if options.plot:
         points = {
-            name: [(t, one["seconds"][name]) for t, one in zip(options.times, found, strict=True)] for name in ROWS
+            name: [(t, size["seconds"][name]) for t, size in zip(options.times, found, strict=True)] for name in ROWS
         }
         curves(points, x="times the work", y="seconds").save(options.plot)
     if options.json:

@@ -1,8 +1,8 @@
-"""From the start of a process to toyland's first caption, beside a process that only imports what is needed for it.
+"""Seconds from the start of a process to toyland's first caption, and of a process that only imports what it needs.
 
     python demos/benchmarks/startup.py [--rounds 5] [--json OUT]
 
-The two kinds of processes take turns, so that both see the same machine.
+The two kinds of processes alternate, so that both run under the same conditions.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from elude_steer.toyland.scenes import scenes
 
-BARE = "import torch, sentence_transformers; from transformers import LlavaOnevisionForConditionalGeneration"
-FURTHER = """
+IMPORTS = "import torch, sentence_transformers; from transformers import LlavaOnevisionForConditionalGeneration"
+CAPTIONS = """
 import sys, time
 from PIL import Image
 from elude_steer import Vlm, toyland
@@ -31,14 +31,14 @@ for image in images[1:]:
 """
 
 
-def seconds(command: list[str]) -> float:
+def time_command(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -49,11 +49,11 @@ def main() -> None:
             scene.image.save(paths[-1])
         bare, caption = [], []
         for _ in range(options.rounds + 1):
-            bare.append(seconds([sys.executable, "-c", BARE]))
-            caption.append(seconds([sys.executable, "-m", "elude_steer", "caption", paths[0]]))
-        done = subprocess.run([sys.executable, "-c", FURTHER, *paths], check=True, capture_output=True, text=True)
+            bare.append(time_command([sys.executable, "-c", IMPORTS]))
+            caption.append(time_command([sys.executable, "-m", "elude_steer", "caption", paths[0]]))
+        done = subprocess.run([sys.executable, "-c", CAPTIONS, *paths], check=True, capture_output=True, text=True)
         further = [float(line) for line in done.stdout.split()]
-    # the first round fills the disk's cache
+    # Without the first round, which fills the disk cache.
     rows = {
         "bare imports": statistics.median(bare[1:]),
         "process to first caption": statistics.median(caption[1:]),

@@ -1,11 +1,11 @@
-"""How well words steer toyland: objects removed and replaced on held-out scenes, with what else it changes.
+"""How well steering removes and replaces objects on held-out scenes of toyland, and what else it changes.
 
     python demos/benchmarks/toyland_edits.py --scenes 300 --seed 81001
 
-Rows: the atlas's own settings; the paper's way (`scale`); ours without its parts, one by one; the same settings with
-names from the truth in the place of the dissection's. A row is read as: of all edits, in how many the old object is
-gone (and the new one named), which share of the rest of the caption is kept, in how many something is named that is
-neither there nor asked for, and in how many nothing but the wish came true.
+Rows: the atlas's own settings; the paper's mode (`scale`); our mode without its parts, one at a time; the atlas's
+settings with labels from the truth instead of CLIP-Dissect. Columns: the fraction of edits in which the old object is
+gone (and the new one is mentioned), the fraction of the rest of the caption that is kept, the fraction of edits that
+mention something neither present nor requested, and the fraction of edits that change only what was requested.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ ROWS: dict[str, dict[str, object]] = {
 }
 
 
-def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
-    """The atlas with each sub-unit named by what its reference patches show; the words' order is their share."""
+def label_by_truth(steerer: Steerer, seed: int = 31) -> Atlas:
+    """The atlas with each sub-unit labelled by what its reference patches show, most frequent first."""
     atlas = steerer.atlas
-    wanted = {name: int(name.rsplit(":", 1)[1]) for name in atlas.image_ids}  # toyland:SEED:NUMBER
+    scene_numbers = {name: int(name.rsplit(":", 1)[1]) for name in atlas.image_ids}  # toyland:SEED:NUMBER
     cache: dict[int, list[list[str]]] = {}
     vocabulary = (*toyland.OBJECTS, *toyland.PLACES, "clutter")
     index = {word: number for number, word in enumerate(vocabulary)}
@@ -56,16 +56,16 @@ def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
     scores = np.full((len(atlas), keep), -np.inf, np.float32)
     refs = atlas.references
     for sub_unit in range(len(atlas)):
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for image, tile, token in zip(refs.images[sub_unit], refs.tiles[sub_unit], refs.tokens[sub_unit], strict=True):
-            number = wanted[atlas.image_ids[int(image)]]
+            number = scene_numbers[atlas.image_ids[int(image)]]
             if number not in cache:
                 (scene,) = toyland.scenes(seed, 1, start=number)
                 boxes = steerer.vlm.grid(scene.image.size).boxes
-                cache[number] = [scene.names_at(one) for one in boxes]
-            seen[cache[number][int(tile)][int(token)]] += 1
-        for place, (word, count) in enumerate(seen.most_common(keep)):
-            words[sub_unit, place], scores[sub_unit, place] = index[word], count / sum(seen.values())
+                cache[number] = [scene.names_at(tile_boxes) for tile_boxes in boxes]
+            counts[cache[number][int(tile)][int(token)]] += 1
+        for rank, (word, count) in enumerate(counts.most_common(keep)):
+            words[sub_unit, rank], scores[sub_unit, rank] = index[word], count / sum(counts.values())
     labels = Labels(vocabulary, words, scores, atlas.require_labels().groups, {"scorer": "the truth"})
     return replace(atlas, labels=labels)
 
@@ -73,43 +73,43 @@ def true_names(steerer: Steerer, seed: int = 31) -> Atlas:
 def measure(steerer: Steerer, seed: int, count: int, kind: str, settings: dict[str, object]) -> Score:
     """The score of one row."""
     world = toyland_world(seed, count)
-    said = caption_baselines(steerer, world)
-    tasks = make_tasks(world, said, kind, seed)  # type: ignore[arg-type]
+    captions = caption_baselines(steerer, world)
+    tasks = make_tasks(world, captions, kind, seed)  # type: ignore[arg-type]
 
-    def plan(task: Task) -> Plan:
+    def make_plan(task: Task) -> Plan:
         return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
 
-    return summarize(kind, run_edits(steerer, world, tasks, plan), seed)
+    return summarize(kind, run_edits(steerer, world, tasks, make_plan), seed)
 
 
 def main() -> None:
-    """Prints the table and writes it as JSON."""
+    """Print the table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--atlas", default="toyland")
     parser.add_argument("--scenes", type=int, default=300)
     parser.add_argument("--seed", type=int, default=81001)
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    steerer = Steerer.load(chosen.atlas)
-    truth = replace(steerer, atlas=true_names(steerer))
+    options = parser.parse_args()
+    steerer = Steerer.load(options.atlas)
+    truth = replace(steerer, atlas=label_by_truth(steerer))
     found = []
-    head = ("success", "gone", "kept", "invented", "clean", "well_formed", "harmonic")
-    print(f"{'':34}{''.join(f'{name:>13}' for name in head)}")
+    columns = ("success", "gone", "kept", "invented", "clean", "well_formed", "harmonic")
+    print(f"{'':34}{''.join(f'{name:>13}' for name in columns)}")
     for kind in ("remove", "replace"):
         for name, settings in [*ROWS.items(), ("names from the truth", {})]:
             if kind == "replace" and name == "no fill":
                 continue
-            own = truth if name == "names from the truth" else steerer
-            score = measure(own, chosen.seed, chosen.scenes, kind, settings)
+            row_steerer = truth if name == "names from the truth" else steerer
+            score = measure(row_steerer, options.seed, options.scenes, kind, settings)
             found.append({"row": name, **score.to_dict()})
-            cells = "".join(f"{getattr(score, column):13.3f}" for column in head)
+            cells = "".join(f"{getattr(score, column):13.3f}" for column in columns)
             print(f"{kind + ', ' + name:34}{cells}", flush=True)
     shipped = [row for row in found if row["row"] == "as shipped"]
     for row in shipped:
         spans = ", ".join(f"{name} {low:.3f} to {high:.3f}" for name, (low, high) in row["intervals"].items())
         print(f"{row['kind']}, {row['edits']} edits, as shipped, 95 %: {spans}")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

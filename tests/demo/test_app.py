@@ -418,7 +418,7 @@ def test_many_clients_at_once_get_their_own_answers(address):
     """Runs part of the benchmark with eight clients; in a process, because its sockets stay open."""
     script = (
         "import json, os, sys; sys.path[:0] = ['demos/benchmarks', '.']; import demo; "
-        "print(json.dumps(demo.crowd(sys.argv[1], os.getpid(), 8, 6)))"
+        "print(json.dumps(demo.measure_load(sys.argv[1], os.getpid(), 8, 6)))"
     )
     done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(done.stdout.splitlines()[-1])
