@@ -453,13 +453,13 @@ def test_too_many_requests_are_refused(browser):
         visitor.close()
 
 
-@pytest.mark.parametrize("given", ["me", "me:", ":secret", ""])
-def test_an_incomplete_password_is_refused(given):
-    command = [sys.executable, "-m", "elude_steer", "demo", "--auth", given]
+@pytest.mark.parametrize("auth", ["me", "me:", ":secret", ""])
+def test_an_incomplete_password_is_refused(auth):
+    command = [sys.executable, "-m", "elude_steer", "demo", "--auth", auth]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"elude-steer: --auth is '{given}'; give a name and a password: --auth me:secret."
+        f"elude-steer: --auth is '{auth}'; give a name and a password: --auth me:secret."
     ]
 
 

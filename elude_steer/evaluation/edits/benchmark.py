@@ -165,8 +165,8 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
     Args:
         seed: seed of the scenes.
         count: number of scenes.
-        min_objects: least number of objects in each scene, 0 to 3.
-        min_visible: least visible share of each object.
+        min_objects: smallest number of objects in each scene, 0 to 3.
+        min_visible: smallest visible share of each object.
     """
     if count < 1:
         raise SpecError(f"count is {count}; take at least 1 scene.")

@@ -68,9 +68,9 @@ def test_every_synonym_and_its_plural_mean_one_class():
 
 
 def test_no_name_means_two_classes():
-    every = [other for name, others in coco._classes().items() for other in (name, *others)]
-    every += coco._OTHER_MEANINGS.split(", ")
-    assert sorted(every) == sorted(set(every))
+    names = [other for name, others in coco._classes().items() for other in (name, *others)]
+    names += coco._OTHER_MEANINGS.split(", ")
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize(
