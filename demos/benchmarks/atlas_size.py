@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from elude_steer.atlas.atlas import Atlas, References, weights_hash
+from elude_steer.atlas.atlas import Atlas, References
+from elude_steer.atlas.weights import weights_hash
 
 UNITS, PARTS, D_IN = 1152, 8, 4304
 

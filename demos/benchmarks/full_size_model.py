@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from elude_steer import Vlm
-from elude_steer.atlas.atlas import Atlas, References, weights_hash
+from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.labels import Labels
+from elude_steer.atlas.weights import weights_hash
 from elude_steer.method.splitting import random_memberships
 from elude_steer.toyland import OBJECTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from elude_steer.atlas.manifest import (
     read_manifest,
     write_manifest,
 )
+from elude_steer.atlas.weights import StoredParameters, check_weights
 from elude_steer.errors import AtlasError
 from elude_steer.method.layers import SubUnits, divide_among_owners, layer_parameters
 from elude_steer.models.matcher import Matcher, load_matcher
@@ -240,16 +241,15 @@ class Atlas:
         matcher = self.matcher(trust_remote_code=trust_remote_code)
         return labels.search(matcher, word, self.units.numpy(), limit=limit, by=by)
 
-    def check(self, layer: nn.Module) -> None:
-        """Raise unless `layer` has the weights that this atlas was built for."""
-        loaded, built = weights_hash(layer), self.about["weights"]
-        if loaded != built:
-            revision = self.about["model"].get("revision")
-            raise AtlasError(
-                f"atlas '{self.name}' was built for other weights of this layer (hash {built[:8]}…, loaded "
-                f"{loaded[:8]}…); rebuild it with `elude-steer build`, or load '{self.about['model'].get('id')}'"
-                + (f", revision {revision}." if revision else ".")
-            )
+    def check(self, layer: nn.Module, read_stored: Callable[[], StoredParameters] | None = None) -> None:
+        """Raise unless `layer` has the weights that this atlas was built for.
+
+        Args:
+            layer: in any data type in which its checkpoint can be loaded.
+            read_stored: reads the layer's weights from its checkpoint, such as `Tower.read_stored`; it is called only
+                where two roundings cannot be compared without.
+        """
+        check_weights(self.about, layer, read_stored)
 
     def save(self, folder: str | Path, thumbnails: Mapping[str, bytes] | None = None) -> Path:
         """Write the atlas as a folder, completely or not at all; `thumbnails` are image files by name."""
@@ -336,12 +336,3 @@ class Atlas:
         api.create_repo(repo_id, private=private, exist_ok=True)
         info = api.upload_folder(repo_id=repo_id, folder_path=self.folder, commit_message="Upload atlas")
         return str(info.commit_url)
-
-
-def weights_hash(layer: nn.Module) -> str:
-    """A hash of a layer's weight and bias as bfloat16: the same for a model in full and in half precision."""
-    digest = hashlib.sha256()
-    for tensor in layer_parameters(layer):
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.bfloat16().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

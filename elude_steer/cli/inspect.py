@@ -73,7 +73,7 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
     atlas = Atlas.load(name)
     spec = ModelSpec(**atlas.about["spec"]["model"])
     tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
-    atlas.check(tower.layer)
+    atlas.check(tower.layer, tower.read_stored)
     click.echo(f"{name}: complete, and made for {model or spec.id}")
 
 

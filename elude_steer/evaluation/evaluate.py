@@ -78,7 +78,7 @@ def evaluate(
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
     tower = load_atlas_tower(loaded, model, device)
     if other is not None:
-        other.check(tower.layer)
+        other.check(tower.layer, tower.read_stored)
     source = open_images(loaded, images, limit)
     items, r2, peaks = choose_items(source, limit), R2(), dict[str, Peaks]()
     with_r2, with_peaks = "faithfulness" in measures, "monosemanticity" in measures
@@ -113,7 +113,7 @@ def load_atlas_tower(atlas: Atlas, model: str | None = None, device: str | None 
     """The model that an atlas was built for, or another copy of it."""
     spec = atlas.about["spec"]["model"]
     tower = load_tower(ModelSpec(**{**spec, **({"id": model, "revision": None} if model else {})}), device)
-    atlas.check(tower.layer)
+    atlas.check(tower.layer, tower.read_stored)
     return tower
 
 

@@ -26,9 +26,14 @@ def layer_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or not is_linear(layer):
         raise LayerError(f"{layer} cannot be split; only nn.Linear and 1x1 nn.Conv2d can.")
-    weight = layer.weight.detach().flatten(1)
+    return as_parameters(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def as_parameters(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight `(d_out, d_in)` and bias `(d_out,)`, at least float32, of the tensors of a layer or its checkpoint."""
+    weight = weight.flatten(1)
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    return weight, torch.zeros_like(weight[:, 0]) if layer.bias is None else layer.bias.detach().to(weight)
+    return weight, torch.zeros_like(weight[:, 0]) if bias is None else bias.to(weight)
 
 
 def sub_unit_parameters(

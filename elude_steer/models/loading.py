@@ -121,6 +121,51 @@ def _pil_backend() -> dict[str, str]:
     return {} if is_torchvision_available() else {"backend": "pil"}
 
 
+def read_stored_layer(
+    model_id: str, name: str, *, revision: str | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Yield weights and biases of layers as the safetensors files of a checkpoint store them.
+
+    Nothing is downloaded, and nothing comes of a checkpoint that is not here.
+
+    Args:
+        model_id: a folder, or a Hub id whose files are in the cache.
+        name: the end of the layer's dotted name; what stands before it differs between versions of transformers.
+        revision: commit, tag or branch on the Hub.
+    """
+    from safetensors import safe_open
+
+    files = {}
+    for path in _stored_files(resolve_id(model_id), revision):
+        with safe_open(path, "pt") as file:
+            files.update(dict.fromkeys(file.keys(), path))
+
+    def read(key: str) -> torch.Tensor | None:
+        if key not in files:
+            return None
+        with safe_open(files[key], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(key)
+            return tensor
+
+    for key in files:
+        if f".{key}".endswith(f".{name}.weight") and (weight := read(key)) is not None:
+            yield weight, read(key.removesuffix("weight") + "bias")
+
+
+def _stored_files(source: str, revision: str | None) -> list[Path]:
+    """The safetensors files of a folder, or of a Hub id in the cache."""
+    if Path(source).is_dir():
+        return sorted(Path(source).glob("*.safetensors"))
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(source, "config.json", revision=revision)
+    except HFValidationError:
+        return []
+    return sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else []
+
+
 def check_device(device: str | torch.device | None) -> torch.device:
     """Return the device, the CPU if it is None; raise a one-line error if it cannot be used."""
     try:

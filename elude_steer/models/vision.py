@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from elude_steer.models.loading import (
     explain_load_errors,
     load_image_processor,
     load_pretrained,
+    read_stored_layer,
 )
 from elude_steer.utils import optional
 
@@ -39,6 +40,8 @@ class Tower:
         within: dotted name of the part of the model that the layer's input depends on; empty for the complete model.
         settings: how images are prepared, for the fingerprint.
         autocast: dtype of matrix products during encoding; None for the model's own.
+        id: the Hub id or folder that the model was loaded from; empty if it is not known.
+        revision: of that id.
         gpu_lock: lets one thread at a time compute on a GPU, while the others read images.
     """
 
@@ -50,6 +53,8 @@ class Tower:
     within: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    id: str = ""
+    revision: str | None = None
     gpu_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -100,6 +105,14 @@ class Tower:
         """Return the positions among `tokens` that count as instances."""
         indices = [i for i in range(tokens) if i not in set(self.skip_tokens)]
         return torch.tensor(indices, dtype=torch.long)
+
+    def read_stored(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Yield the weight and bias of the target layer as its checkpoint stores them; nothing where that is unknown.
+
+        Yields more than one pair where several layers of the checkpoint have names that end as this layer's does.
+        """
+        name = self.layer_name.removeprefix(f"{self.within}." if self.within else "")
+        return read_stored_layer(self.id, name, revision=self.revision)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that the layer's inputs depend on, except the images."""
@@ -176,7 +189,8 @@ def load_vision(
 
     registers = getattr(model.config, "num_register_tokens", 0)
     skip = tuple(range(1, 1 + registers))  # after CLS
-    return Tower(model, name, module, prepare, skip, settings={"processor": processor.to_dict()})
+    settings = {"processor": processor.to_dict()}
+    return Tower(model, name, module, prepare, skip, settings=settings, id=model_id, revision=revision)
 
 
 def load_timm(

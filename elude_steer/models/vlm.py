@@ -53,8 +53,6 @@ class Vlm(Tower):
 
     model: Any
     processor: Any = None
-    id: str = ""
-    revision: str | None = None
     confirmed_layout: Layout | None = None
 
     @classmethod

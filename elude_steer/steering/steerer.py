@@ -92,7 +92,7 @@ class Steerer(Generic[Source]):
     @classmethod
     def from_parts(cls, vlm: Vlm, atlas: Source, matcher: Matcher) -> Steerer[Source]:
         """Make a steerer of parts that are already loaded; raises if they do not belong together."""
-        atlas.check(vlm.layer)
+        atlas.check(vlm.layer, vlm.read_stored)
         atlas.require_labels()
         if not isinstance(vlm.layer, nn.Linear):
             raise LayerError(

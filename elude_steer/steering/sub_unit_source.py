@@ -70,8 +70,8 @@ class SubUnitSource(Protocol):
     def require_labels(self) -> Labels:
         """The labels; raises where there are none."""
 
-    def check(self, layer: nn.Module, /) -> None:
-        """Raise unless the sub-units are those of `layer`."""
+    def check(self, layer: nn.Module, read_stored: Any, /) -> None:
+        """Raise unless the sub-units are those of `layer`; `read_stored` reads its weights from the checkpoint."""
 
     def sub_units(self, numbers: torch.Tensor | Sequence[int], layer: nn.Module, /) -> EditableSubUnits:
         """Some sub-units as arithmetic, on the layer's device."""

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from elude_steer.atlas.atlas import Atlas, References, weights_hash
+from elude_steer.atlas.atlas import Atlas, References
+from elude_steer.atlas.weights import weights_hash
 
 
 def make_atlas(units=6, parts=(1, 3, 2, 2, 4, 1), d_in=21, seed=0, layer=None):

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.atlas.atlas import Atlas, References, weights_hash
+from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.build.stages import Build, StageFolder, block_path
 from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
 from elude_steer.atlas.build.unit_clusters import clusters_path
+from elude_steer.atlas.weights import describe_weights
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.method.splitting import split_unit
 from elude_steer.utils.files import read_tensors, write_tensors
@@ -93,7 +94,7 @@ def assemble_atlas(build: Build, tokens: StageFolder, split: StageFolder, model:
         "model": dict(model),
         "class": type(build.tower.model).__name__,
         "layer": build.tower.layer_name,
-        "weights": weights_hash(build.tower.layer),
+        **describe_weights(build.tower.layer),
         "d_in": build.weight.shape[1],
         "d_out": len(build.weight),
         "units": len(build.weight),

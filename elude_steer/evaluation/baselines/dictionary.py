@@ -142,7 +142,7 @@ class NamedDictionary:
         """The labels, which are never missing here."""
         return self.labels
 
-    def check(self, layer: nn.Module) -> None:
+    def check(self, layer: nn.Module, read_stored: Any = None) -> None:
         """Do nothing: a dictionary is always made from the layer at hand."""
 
     def sub_units(self, numbers: torch.Tensor | Sequence[int], layer: nn.Module) -> Latents:
