@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -22,19 +22,17 @@ from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.images import open_image
 from elude_steer.models.loading import check_device
 from elude_steer.models.matcher import Matcher
-from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
+from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec, SettingArguments
-from elude_steer.steering.intervention import AllSubUnits, PreparedPlan, make_edited_forward, make_resumed_forward
+from elude_steer.steering.captions import caption_rows, image_patches
+from elude_steer.steering.intervention import AllSubUnits, PreparedPlan, make_edited_forward
 from elude_steer.steering.plan import Plan, Words, make_plan
 from elude_steer.steering.regions import ImagePatches
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
-MAX_BATCH_TILES = 192  # tiles that go through the model together
-
 Source = TypeVar("Source", bound=SubUnitSource)  # an atlas, or a dictionary in its place
-Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +187,7 @@ class Steerer(Generic[Source]):
         results = []
         for plan, caption in zip(plans, captions, strict=True):
             prepared = self.gather_weights(plan)
-            maps = prepared.maps(prefix.q[0], _image_patches(self.vlm, prefix, 0)) if prepared else {}
+            maps = prepared.maps(prefix.q[0], image_patches(self.vlm, prefix, 0)) if prepared else {}
             all_notes = (*notes, *result_notes(baseline, caption, plan, maps))
             seconds = time.perf_counter() - start
             provenance = self._provenance(plan, prompt)
@@ -231,7 +229,7 @@ class Steerer(Generic[Source]):
             raise SpecError("captions needs a list of plans for each image: captions([image], [[plan, None]]).")
         weights: dict[tuple[int, ...], EditableSubUnits] = {}
         gather = partial(self.gather_weights, weights=weights)
-        return _caption_rows(self.vlm, images, plans, gather, prompt, max_new_tokens, prefix)
+        return caption_rows(self.vlm, images, plans, gather, prompt, max_new_tokens, prefix)
 
     def gather_weights(
         self, plan: Plan | None, weights: dict[tuple[int, ...], EditableSubUnits] | None = None
@@ -338,55 +336,6 @@ def steer(
     """
     steerer = _load_steerer(*_locate_atlas(str(atlas)), device)
     return steerer.steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
-
-
-def caption_unsteered(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:
-    """Caption images without edits, in the same batches as `Steerer.captions` does."""
-    captions = _caption_rows(vlm, images, [[None]] * len(images), lambda _plan: None, prompt, max_new_tokens)
-    return [caption for (caption,) in captions]
-
-
-def _caption_rows(
-    vlm: Vlm,
-    images: Sequence[Any],
-    plans: Sequence[Sequence[Plan | None]],
-    gather_weights: Callable[[Plan | None], PreparedPlan | None],
-    prompt: str,
-    max_new_tokens: int,
-    prefix: Prefix | None = None,
-) -> list[list[str]]:
-    """Caption each image under each of its plans; see `Steerer.captions`."""
-    if not len(images):
-        return []
-    prefix = run_prefix(vlm, images, prompt) if prefix is None else prefix
-    rows = [(image, plan) for image, own in enumerate(plans) for plan in own]
-    answers: list[str] = []
-    for batch in _batches(rows, prefix.tiles):
-        prepared = {plan: gather_weights(plan) for plan in dict.fromkeys(plan for _, plan in batch)}
-        numbers = [image for image, _ in batch]
-        edits = [(image, prepared[plan], _image_patches(vlm, prefix, image)) for image, plan in batch]
-        inputs = prefix.select(numbers)
-        forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
-        with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
-            answers += vlm.answer(inputs, max_new_tokens)
-    remaining = iter(answers)
-    return [[next(remaining) for _ in own] for own in plans]
-
-
-def _batches(rows: Sequence[Row], tiles: Sequence[int]) -> Iterator[list[Row]]:
-    """Rows that are captioned together: at most `MAX_BATCH_TILES` tiles, at least one row."""
-    batch: list[Row] = []
-    for row in rows:
-        if batch and sum(tiles[image] for image, _ in batch) + tiles[row[0]] > MAX_BATCH_TILES:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
-
-
-def _image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
-    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image])
 
 
 def _count_images(inputs: Mapping[str, Any]) -> int:

@@ -17,7 +17,8 @@ from elude_steer.evaluation.measures.faithfulness import caption_agreement
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import Vlm
-from elude_steer.steering.steerer import Steerer, caption_unsteered
+from elude_steer.steering.captions import caption_unsteered
+from elude_steer.steering.steerer import Steerer
 
 
 @dataclass(frozen=True, eq=False)

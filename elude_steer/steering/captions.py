@@ -1,0 +1,67 @@
+"""Captions of many images under many plans, in batches: the tower runs once for an image, however many plans it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from elude_steer.models.hooks import replace_forward
+from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
+from elude_steer.models.vlm import PROMPT, Vlm
+from elude_steer.steering.intervention import PreparedPlan, make_resumed_forward
+from elude_steer.steering.plan import Plan
+from elude_steer.steering.regions import ImagePatches
+
+MAX_BATCH_TILES = 192  # tiles that go through the model together
+Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
+
+
+def caption_unsteered(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:
+    """Caption images without edits, in the same batches as `Steerer.captions` does."""
+    captions = caption_rows(vlm, images, [[None]] * len(images), lambda _plan: None, prompt, max_new_tokens)
+    return [caption for (caption,) in captions]
+
+
+def caption_rows(
+    vlm: Vlm,
+    images: Sequence[Any],
+    plans: Sequence[Sequence[Plan | None]],
+    gather_weights: Callable[[Plan | None], PreparedPlan | None],
+    prompt: str,
+    max_new_tokens: int,
+    prefix: Prefix | None = None,
+) -> list[list[str]]:
+    """Caption each image under each of its plans; see `Steerer.captions`."""
+    if not len(images):
+        return []
+    prefix = run_prefix(vlm, images, prompt) if prefix is None else prefix
+    rows = [(image, plan) for image, own in enumerate(plans) for plan in own]
+    answers: list[str] = []
+    for batch in _batches(rows, prefix.tiles):
+        prepared = {plan: gather_weights(plan) for plan in dict.fromkeys(plan for _, plan in batch)}
+        numbers = [image for image, _ in batch]
+        edits = [(image, prepared[plan], image_patches(vlm, prefix, image)) for image, plan in batch]
+        inputs = prefix.select(numbers)
+        forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
+        with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
+            answers += vlm.answer(inputs, max_new_tokens)
+    remaining = iter(answers)
+    return [[next(remaining) for _ in own] for own in plans]
+
+
+def _batches(rows: Sequence[Row], tiles: Sequence[int]) -> Iterator[list[Row]]:
+    """Rows that are captioned together: at most `MAX_BATCH_TILES` tiles, at least one row."""
+    batch: list[Row] = []
+    for row in rows:
+        if batch and sum(tiles[image] for image, _ in batch) + tiles[row[0]] > MAX_BATCH_TILES:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
+    """The patches of one image of a prefix."""
+    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image])
