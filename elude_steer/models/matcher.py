@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from elude_steer.errors import ModelError, StorageError
+from elude_steer.models.static_embedding import load_static_embedding
 from elude_steer.utils.files import home, read_array, resolve_id, write_array
 
 _VECTORS: dict[str, np.ndarray] = {}  # vectors of vocabularies, by content and matcher
@@ -51,15 +52,13 @@ def load_matcher(
 
 @lru_cache(maxsize=4)
 def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Matcher:
-    from sentence_transformers import SentenceTransformer
-
-    if source.startswith((".", "/")) and not Path(source).is_dir():
+    folder = Path(source)
+    if source.startswith((".", "/")) and not folder.is_dir():
         raise ModelError(f"there is no folder '{id}' to load a matcher from; check matcher.id, or give a Hub id.")
-    local = {"local_files_only": True} if Path(source).is_dir() else {}
     try:
-        model = SentenceTransformer(
-            source, revision=revision, trust_remote_code=trust_remote_code, device=device, **local
-        )
+        model = load_static_embedding(folder, device) if folder.is_dir() else None
+        if model is None:
+            model = _load_sentence_transformer(source, revision, trust_remote_code, device)
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if not trust_remote_code and "trust_remote_code" in str(error):
@@ -72,6 +71,13 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{id}{revision}".encode() + _embed(model, _PROBES).tobytes())
     return Matcher(id, digest.hexdigest(), model)
+
+
+def _load_sentence_transformer(source: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    local = {"local_files_only": True} if Path(source).is_dir() else {}
+    return SentenceTransformer(source, revision=revision, trust_remote_code=trust_remote_code, device=device, **local)
 
 
 def _embed(model: Any, words: Sequence[str]) -> np.ndarray:
