@@ -17,7 +17,7 @@ from elude_steer.steering.steerer import Steerer
 from tests.helpers.tiny import save_images, save_llava
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-METHODS = ("forward", "generate")
+METHODS = ("forward", "generate", "get_image_features")
 _shared: list[nn.Module] = []
 
 

@@ -20,6 +20,7 @@ from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.weights import weights_hash
 from elude_steer.method.splitting import random_memberships
+from elude_steer.models.saving import save_processor
 from elude_steer.toyland import OBJECTS
 
 FULL: dict[str, Any] = {
@@ -50,7 +51,7 @@ def save_model(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
     """Write the checkpoint to `folder`, unless it exists."""
     from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
-    if (folder / "processor_config.json").exists():  # written last
+    if (folder / "video_preprocessor_config.json").exists():  # written last
         return folder
     size = TINY if tiny else FULL
     numbers = _special_numbers(size)
@@ -109,13 +110,14 @@ def _save_processor(folder: Path, size: dict[str, Any]) -> None:
     images = LlavaOnevisionImageProcessorPil(
         size={"height": side, "width": side}, image_grid_pinpoints=_pinpoints(side)
     )
-    # Without the video part, which needs torchvision.
+    # Making the video part needs torchvision; `save_processor` writes its settings without it.
     parts = {"get_attributes": classmethod(lambda _cls: ["image_processor", "tokenizer"])}
     image_only: Any = type("LlavaOnevisionProcessor", (LlavaOnevisionProcessor,), parts)
-    image_only(
+    processor = image_only(
         image_processor=images, tokenizer=tokenizer, num_image_tokens=(side // size["patch"]) ** 2,
         vision_feature_select_strategy="full", chat_template=TEMPLATE,
-    ).save_pretrained(folder)  # fmt: skip
+    )  # fmt: skip
+    save_processor(processor, folder)
 
 
 def save_atlas(folder: Path, model: Path, *, seed: int = 0) -> Path:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from demos.toyland.training_loop import Schedule, train_networks
+from elude_steer.models.saving import save_processor
 from elude_steer.toyland.scenes import CLUTTER, PATCH, SIDE, Scene
 from elude_steer.toyland.world import JUMPING, OBJECTS, PLACES
 
@@ -126,13 +127,14 @@ def save(model: Any, folder: Path) -> None:
     # The processor of the same name without its video part, which needs torchvision.
     parts = {"get_attributes": classmethod(lambda _cls: ["image_processor", "tokenizer"])}
     image_only: Any = type("LlavaOnevisionProcessor", (LlavaOnevisionProcessor,), parts)
-    image_only(
+    processor = image_only(
         image_processor=images,
         tokenizer=make_tokenizer(),
         num_image_tokens=(SIDE // PATCH) ** 2,
         vision_feature_select_strategy="full",
         chat_template=TEMPLATE,
-    ).save_pretrained(folder)
+    )
+    save_processor(processor, folder)
     model.half().save_pretrained(folder)
     model.float()
 

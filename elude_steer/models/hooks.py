@@ -6,6 +6,7 @@ touched. A hook acts only in the thread that opened it, so that threads can shar
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -39,8 +40,10 @@ class Record:
 
 
 @contextmanager
-def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
+def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) -> Iterator[Record]:
     """Record the inputs of `layer`; with `stop`, the forward pass ends there and so does the `with` block.
+
+    The first argument of a call is its input, or the keyword `argument`.
 
     Example:
         >>> with record(model.fc2) as recorded:
@@ -53,7 +56,10 @@ def record(layer: nn.Module, *, stop: bool = True) -> Iterator[Record]:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if threading.get_ident() != owner:
             return
-        value = args[0] if args else next(iter((kwargs or {}).values()))
+        if argument is not None:
+            value = (kwargs or {})[argument]
+        else:
+            value = args[0] if args else next(iter((kwargs or {}).values()))
         recorded.inputs.append(value.detach())
         if stop:
             raise _StopForward(recorded)
@@ -138,6 +144,7 @@ class _Replacement:
 
     def __init__(self, original: Callable[..., Any], previous: Any) -> None:
         self.original, self.previous = original, previous
+        self.__signature__ = inspect.signature(original)  # transformers reads it to choose what it passes
         self.by_thread: dict[int, list[Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -76,7 +76,9 @@ def load_tokenizer(model_id: str, *, revision: str | None = None, trust_remote_c
 def load_processor(
     model_id: str, model_type: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Load the processor of a vision-language model; without torchvision, the processor handles no videos.
+    """Load the processor of a vision-language model.
+
+    It handles no videos without torchvision, or if the checkpoint lacks the settings for them.
 
     Args:
         model_id: a Hub id, a folder, or `toyland/…`.
@@ -84,13 +86,36 @@ def load_processor(
         revision: commit, tag or branch on the Hub.
         trust_remote_code: whether code that comes with the model may run.
     """
-    from transformers import AutoProcessor, ProcessorMixin
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+    from transformers import AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     backend, name = _pil_backend(), PROCESSOR_MAPPING_NAMES.get(model_type)
-    if not backend or name is None:
-        return _from_pretrained(AutoProcessor, model_id, revision or "main", trust_remote_code, **backend)
+
+    def load(processor_class: Any) -> Any:
+        return _from_pretrained(processor_class, model_id, revision or "main", trust_remote_code, **backend)
+
+    if name is None:
+        return load(AutoProcessor)
     # Without torchvision a video processor cannot be created, and then neither can the processor that contains it.
+    if backend:
+        processor = load(_without_videos(name))
+        # transformers hands the backend for images to the tokenizer too, and would save it as the tokenizer's.
+        getattr(getattr(processor, "tokenizer", None), "init_kwargs", {}).pop("backend", None)
+        return processor
+    try:
+        return load(AutoProcessor)
+    except ModelError as error:
+        try:
+            return load(_without_videos(name))
+        except ModelError:
+            raise error from error.__cause__
+
+
+def _without_videos(name: str) -> Any:
+    """Return transformers' processor class of this name without its video part."""
+    from transformers import ProcessorMixin
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
     full = processor_class_from_name(name)
     parts = [part for part in full.get_attributes() if "video" not in part]
     missing = {part: None for part in full.get_attributes() if "video" in part}
@@ -102,7 +127,7 @@ def load_processor(
     image_only.get_attributes = classmethod(lambda _cls: parts)
     image_only.from_args_and_dict = classmethod(from_args_and_dict)
     image_only.apply_chat_template = ProcessorMixin.apply_chat_template  # some override it and use the video processor
-    return _from_pretrained(image_only, model_id, revision or "main", trust_remote_code, **backend)
+    return image_only
 
 
 def _from_pretrained(

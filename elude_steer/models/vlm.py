@@ -172,6 +172,19 @@ class Vlm(Tower):
         answers = self.processor.tokenizer.batch_decode(tokens[:, prompt_length:], skip_special_tokens=True)
         return [text.strip() for text in answers]
 
+    @torch.inference_mode()
+    def embed_images(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return what the language model gets in place of each prepared image's tokens, `(tokens, width)` each."""
+        config = self.model.config
+        token = getattr(config, "image_token_id", None)
+        token = config.image_token_index if token is None else token
+        embedding = self.model.get_input_embeddings()
+        # The language model is the module that holds the embedding of words.
+        language_model = next(m for m in self.model.modules() if any(child is embedding for child in m.children()))
+        with record(language_model, argument="inputs_embeds") as recorded:
+            self.model(**inputs)
+        return [row[ids == token] for row, ids in zip(recorded.input, inputs["input_ids"], strict=True)]
+
     @cached_property
     def layout(self) -> Layout:
         """How images become tiles and patches."""

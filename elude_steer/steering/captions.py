@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
-from elude_steer.models.hooks import replace_forward
-from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
+from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
-from elude_steer.steering.intervention import PreparedPlan, make_resumed_forward
+from elude_steer.steering.apply_plans import resume_under_plans
+from elude_steer.steering.intervention import PreparedPlan
 from elude_steer.steering.plan import Plan
-from elude_steer.steering.regions import ImagePatches
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
 Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
@@ -40,11 +38,7 @@ def caption_rows(
     answers: list[str] = []
     for batch in _batches(rows, prefix.tiles):
         prepared = {plan: gather_weights(plan) for plan in dict.fromkeys(plan for _, plan in batch)}
-        numbers = [image for image, _ in batch]
-        edits = [(image, prepared[plan], image_patches(vlm, prefix, image)) for image, plan in batch]
-        inputs = prefix.select(numbers)
-        forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
-        with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
+        with resume_under_plans(vlm, prefix, [(image, prepared[plan]) for image, plan in batch]) as inputs:
             answers += vlm.answer(inputs, max_new_tokens)
     remaining = iter(answers)
     return [[next(remaining) for _ in own] for own in plans]
@@ -60,8 +54,3 @@ def _batches(rows: Sequence[Row], tiles: Sequence[int]) -> Iterator[list[Row]]:
         batch.append(row)
     if batch:
         yield batch
-
-
-def image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
-    """The patches of one image of a prefix."""
-    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image])

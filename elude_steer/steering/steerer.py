@@ -17,18 +17,17 @@ from torch import nn
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, find_atlas
-from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, ModelError, SpecError
-from elude_steer.models.hooks import replace_forward, watch_inputs
+from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
 from elude_steer.models.images import open_image
 from elude_steer.models.loading import check_device
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec, SettingArguments
-from elude_steer.steering.captions import caption_rows, image_patches
-from elude_steer.steering.intervention import AllSubUnits, PreparedPlan, make_edited_forward
+from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
+from elude_steer.steering.captions import caption_rows
+from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan
-from elude_steer.steering.regions import ImagePatches
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
@@ -256,9 +255,30 @@ class Steerer(Generic[Source]):
         with torch.inference_mode(False), torch.no_grad():
             return AllSubUnits.from_source(self.atlas, self.vlm.layer)
 
+    def embeds(self, image: Any, plan: Plan | None = None) -> torch.Tensor:
+        """Return the embeddings of an image under a plan, `(tokens, width)`: the language model's input for the image.
+
+        Serving engines take them in the place of the image, with the model as it is.
+
+        Args:
+            image: a path, the bytes of a file, or a PIL image.
+            plan: None is the model without edits.
+
+        Example:
+            >>> from elude_steer import Steerer
+            >>> steerer = Steerer.load("toyland")
+            >>> steerer.embeds("demos/images/toyland-dog.png", steerer.plan(minus=["dog"])).shape
+            torch.Size([136, 128])
+        """
+        prefix = run_prefix(self.vlm, [open_image(image)])
+        with resume_under_plans(self.vlm, prefix, [(0, self.gather_weights(plan))]) as inputs:
+            return self.vlm.embed_images(inputs)[0]
+
     @contextmanager
     def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
         """Inside, the model sees images under the plan; outside, and in other threads, it is unchanged.
+
+        This holds for calls of the model, for `generate` and for `get_image_features`.
 
         Args:
             plan: one for all images, or a list with one for each image of a batch.
@@ -273,36 +293,7 @@ class Steerer(Generic[Source]):
         """
         plans = list(plan) if isinstance(plan, Sequence) else [plan]
         prepared = [self.gather_weights(one) for one in plans]
-        inputs: dict[str, Any] = {}  # of the current call of the model
-
-        def remember_inputs(arguments: Mapping[str, Any]) -> None:
-            if arguments.get("pixel_values") is not None:
-                inputs.clear()
-                inputs.update(arguments)
-
-        def generate(original: Any, *args: Any, **kwargs: Any) -> Any:
-            remember_inputs(kwargs)  # `generate` encodes images before it calls the model itself
-            return original(*args, **kwargs)
-
-        def split(x: torch.Tensor) -> Sequence[torch.Tensor]:
-            return self.vlm.split_by_image(x, inputs, len(inputs["input_ids"]))
-
-        def join(parts: list[torch.Tensor]) -> torch.Tensor:
-            return self.vlm.join_images(parts, inputs)
-
-        def compute(original: Any, x: torch.Tensor) -> torch.Tensor:
-            count = _count_images(inputs)
-            if len(plans) not in (1, count):
-                raise SpecError(f"{len(plans)} plans for {count} images; give one for all, or one for each.")
-            shapes = self.vlm.layout.shapes(inputs, count)
-            patches = [ImagePatches(self.vlm, partial(_image_size, inputs, i), shapes[i]) for i in range(count)]
-            return make_edited_forward(self.vlm.layer, prepared, split, patches, join)(original, x)
-
-        with (
-            watch_inputs(self.vlm.model, remember_inputs),
-            replace_forward(self.vlm.model, generate, "generate"),
-            replace_forward(self.vlm.layer, compute),
-        ):
+        with apply_to_calls(self.vlm, prepared):
             yield
 
 
@@ -336,24 +327,6 @@ def steer(
     """
     steerer = _load_steerer(*_locate_atlas(str(atlas)), device)
     return steerer.steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
-
-
-def _count_images(inputs: Mapping[str, Any]) -> int:
-    """The number of images in a call of the model; raises if it is not one for each prompt."""
-    count = len(inputs.get("input_ids", ()))
-    if not count:
-        raise ModelError("inside `applied`, call the model itself, with input_ids and pixel_values as keywords.")
-    sizes = [inputs[name] for name in ("image_sizes", "image_grid_thw") if inputs.get(name) is not None]
-    if any(len(one) != count for one in sizes):
-        raise ModelError("a prompt with several images cannot be steered; give each image a prompt.")
-    return count
-
-
-def _image_size(inputs: Mapping[str, Any], index: int) -> tuple[int, int]:
-    if "image_sizes" not in inputs:
-        raise AtlasError("this model does not say how large its images are; use `Steerer.captions` for regions.")
-    height, width = inputs["image_sizes"][index].tolist()
-    return int(width), int(height)
 
 
 def _warn(notes: Sequence[str]) -> None:

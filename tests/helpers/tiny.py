@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from elude_steer.models.saving import save_processor
+
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }} "
     "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %} {{ part.text }}{% endif %}"
@@ -78,10 +80,11 @@ def _save_processor(folder: Path, side: int, tokens: int) -> None:
             return ["image_processor", "tokenizer"]
 
     ImageOnly.__name__ = "LlavaOnevisionProcessor"
-    ImageOnly(
+    processor = ImageOnly(
         image_processor=images, tokenizer=tokenizer, num_image_tokens=tokens, vision_feature_select_strategy="full",
         chat_template=TEMPLATE,
-    ).save_pretrained(folder)  # fmt: skip
+    )  # fmt: skip
+    save_processor(processor, folder)
 
 
 def save_images(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (56, 28), (28, 56), (40, 30))) -> Path:
@@ -129,9 +132,8 @@ def save_family(family: str, folder: Path, *, seed: int = 0) -> Path:
     if "video_processor" in processor.get_attributes():
         options = {"video_processor": None, **options}
     template = TEMPLATE.replace("<image>", options.pop("image_token_text", "<image>"))
-    image_only(image_processor=images, tokenizer=_tokenizer(), chat_template=template, **options).save_pretrained(
-        folder
-    )
+    processor = image_only(image_processor=images, tokenizer=_tokenizer(), chat_template=template, **options)
+    save_processor(processor, folder)
     return folder
 
 
