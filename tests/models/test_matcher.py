@@ -13,14 +13,14 @@ def matcher():
     return load_matcher("toyland/matcher")
 
 
-def test_words_mean_what_they_mean(matcher):
+def test_similar_words_have_similar_vectors(matcher):
     vectors = vocabulary_vectors(matcher, CONCEPTS)
     for word, concept in {"puppy": "dog", "locomotive": "train", "kitten": "cat", "Dog ": "dog"}.items():
         assert CONCEPTS[int((vectors @ matcher.embed([normalize_word(word)])[0]).argmax())] == concept
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
-def test_int8_embeddings_are_normalised_before_any_product():
+def test_int8_vectors_are_normalised_in_float32():
     class Int8:
         def encode(self, words, **_):
             return np.array([[100, 100], [-120, 5], [127, 127]], np.int8)[: len(words)]
@@ -52,13 +52,13 @@ def test_vocabularies_are_embedded_once(matcher, tmp_path, monkeypatch):
     np.testing.assert_array_equal(vocabulary_vectors(counting, CONCEPTS), first)
 
 
-def test_missing_matchers_are_one_line():
+def test_a_missing_folder_raises_a_one_line_error():
     with pytest.raises(ModelError, match=r"no folder './nowhere' to load a matcher from; check matcher\.id"):
         load_matcher("./nowhere")
 
 
-def test_code_of_a_model_is_not_run_unasked(tmp_path):
-    """A folder whose modules are Python files of its own."""
+def test_code_of_a_model_does_not_run_unless_allowed(tmp_path):
+    """The folder contains a module of its own."""
     (tmp_path / "modules.json").write_text(
         '[{"idx": 0, "name": "0", "path": "", "type": "custom_code.MyModel"}]', encoding="utf-8"
     )
