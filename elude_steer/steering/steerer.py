@@ -25,7 +25,7 @@ from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import ModelSpec, SettingArguments
 from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
-from elude_steer.steering.captions import caption_rows
+from elude_steer.steering.caption_batches import caption_rows
 from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan
 from elude_steer.steering.result import SteeredCaption, result_notes

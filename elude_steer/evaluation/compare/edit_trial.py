@@ -17,7 +17,7 @@ from elude_steer.evaluation.measures.faithfulness import caption_agreement
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import Vlm
-from elude_steer.steering.captions import caption_unsteered
+from elude_steer.steering.caption_batches import caption_unsteered
 from elude_steer.steering.steerer import Steerer
 
 

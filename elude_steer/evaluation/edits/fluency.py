@@ -10,7 +10,7 @@ import torch
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
-from elude_steer.steering.captions import MAX_BATCH_TILES
+from elude_steer.steering.caption_batches import MAX_BATCH_TILES
 
 
 @torch.inference_mode()
