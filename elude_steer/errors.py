@@ -57,5 +57,15 @@ def did_you_mean(word: str, choices: Sequence[str]) -> str:
     return f" Did you mean '{match[0]}'?" if match else ""
 
 
+def with_article(name: str) -> str:
+    """`an AtlasSpec`, `a list`."""
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def type_with_article(value: object) -> str:
+    """`an int`, `a list`, `None`: the type of a value, as a sentence names it."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
 class EludeSteerWarning(UserWarning):
     """Something the user should know that stops nothing."""

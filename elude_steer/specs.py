@@ -7,7 +7,10 @@ edit. `utils/yaml_schema.py` reads them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, get_args, get_type_hints
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES = get_args(Dtype)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ModelSpec:
     layer: str
     kind: Literal["vlm", "vision", "timm"] = "vlm"
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "float32"
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     autocast: Literal["bfloat16", "float16"] | None = None

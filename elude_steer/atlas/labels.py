@@ -98,8 +98,14 @@ class Labels:
 
     def similarities(self, matcher: Matcher, word: str) -> np.ndarray:
         """Cosines of a word and all words of the vocabulary, `(M,)`."""
-        vector = matcher.embed([normalize_word(word)])[0]
+        known = normalize_word(word).casefold()
+        vector = matcher.embed([self._spellings.get(known, known)])[0]
         return vocabulary_vectors(matcher, self.vocabulary) @ vector
+
+    @cached_property
+    def _spellings(self) -> dict[str, str]:
+        """The vocabulary's spelling of each word in lower case: `Dog` and `dog` are the same concept."""
+        return {word.casefold(): word for word in reversed(self.vocabulary)}
 
     def search(self, matcher: Matcher, word: str, units: np.ndarray, *, limit: int, by: str) -> list[Match]:
         """The sub-units that match a word, best first; `units` is the unit of each sub-unit."""

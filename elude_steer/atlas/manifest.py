@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
+from elude_steer.specs import ModelSpec
 from elude_steer.utils.files import home, is_leftover, resolve_id, restore, write_file
 
 FORMAT = 1
@@ -91,6 +92,28 @@ def find_atlas(name: str | Path) -> Path | None:
         f"there is no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
         f"(user/name).{did_you_mean(str(name), list(installed))} `elude-steer atlases list` shows the installed ones."
     )
+
+
+def read_defaults(name: str | Path) -> Mapping[str, Any]:
+    """The default settings for edits of an atlas, from its manifest alone; raises if its model has no captions.
+
+    An atlas that is not on this machine has none yet.
+    """
+    folder = find_atlas(name)
+    if folder is None:
+        return {}
+    manifest = read_manifest(folder)
+    check_captions(manifest)
+    defaults: Mapping[str, Any] = manifest.get("spec", {}).get("steering", {})
+    return defaults
+
+
+def check_captions(manifest: Mapping[str, Any]) -> ModelSpec:
+    """Return the model of an atlas; raise if it is not one that writes captions."""
+    spec = ModelSpec(**manifest["spec"]["model"])
+    if spec.kind != "vlm":
+        raise AtlasError(f"atlas '{manifest['name']}' is of {spec.id}, a vision model: it has no captions to steer.")
+    return spec
 
 
 def check_target(folder: Path) -> Path:

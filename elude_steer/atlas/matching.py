@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import SpecError, type_with_article
 
 # Words of the vocabulary whose cosines differ from the best by no more than this count as equally close.
 TIE_MARGIN = 0.02
@@ -15,7 +15,7 @@ TIE_MARGIN = 0.02
 def normalize_word(word: object) -> str:
     """The word with single spaces and none around it; raises if it is empty or no string."""
     if not isinstance(word, str):
-        raise SpecError(f"a concept is a word, not a {type(word).__name__} ({word!r}).")
+        raise SpecError(f"a concept is a word, not {type_with_article(word)} ({word!r}).")
     if not word.strip():
         raise SpecError(f"a concept is a word, not {word!r}; say what to remove or to add, such as 'dog'.")
     return " ".join(word.split())

@@ -219,7 +219,10 @@ def judge(
     elude-steer judge toyland --judge qwen3-vl@http://localhost:8000/v1
     elude-steer judge one-atlas another --judge gpt-5@https://api.openai.com/v1#OPENAI_API_KEY --pairs 20
     """  # noqa: D301
-    from elude_steer.evaluation.judge_atlases import judge_atlases, read_judge
+    from elude_steer.evaluation.measures.llm_judges import read_judge
+
+    parsed = [read_judge(text) for text in judges]
+    from elude_steer.evaluation.judge_atlases import judge_atlases
 
     hide_loading_bars()
 
@@ -230,7 +233,7 @@ def judge(
 
     result = judge_atlases(
         atlases,
-        [read_judge(text) for text in judges],
+        parsed,
         images=images,
         limit=limit,
         count=pairs,

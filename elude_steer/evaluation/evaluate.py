@@ -19,7 +19,8 @@ from torch import nn
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.pipeline import load_tower
-from elude_steer.errors import EludeSteerWarning, ImageError, SpecError, did_you_mean
+from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
+from elude_steer.evaluation.measures import MEASURES, check_measures
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
 from elude_steer.evaluation.measures.efficiency import measure_costs
 from elude_steer.evaluation.measures.faithfulness import R2, caption_agreement
@@ -33,8 +34,6 @@ from elude_steer.models.images import ImageSet, Item, image_set
 from elude_steer.models.vision import Tower
 from elude_steer.models.vlm import Vlm, limit_logits
 from elude_steer.specs import ModelSpec
-
-MEASURES = ("faithfulness", "monosemanticity", "dictionary", "efficiency")
 
 
 def evaluate(
@@ -74,7 +73,7 @@ def evaluate(
         >>> evaluation.save(Path("evaluation"))
     """
     measures = tuple(dict.fromkeys(measures))
-    _check_measures(measures, again, head)
+    check_measures(measures, again, head)
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
     tower = load_atlas_tower(loaded, model, device)
     if other is not None:
@@ -188,18 +187,6 @@ def run_tower(
                 peaks["sub-units"].add(sub_units.activations(q), out)
                 peaks["units"].add(out, out)
     return readable, r2, peaks
-
-
-def _check_measures(measures: Sequence[str], again: str | None, head: str | None) -> None:
-    """Raise for unknown measures, and for arguments of measures that are not asked for."""
-    for name in measures or [""]:
-        if name not in MEASURES:
-            raise SpecError(
-                f"there is no measure '{name}'.{did_you_mean(name, MEASURES)} There are {', '.join(MEASURES)}."
-            )
-    for argument, name in ((again, "dictionary"), (head, "faithfulness")):
-        if argument is not None and name not in measures:
-            raise SpecError(f"'{argument}' is for the measure '{name}', which is not asked for; ask for it too.")
 
 
 @torch.inference_mode()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -28,24 +26,6 @@ from elude_steer.evaluation.measures.llm_judges import (
 from elude_steer.utils.files import check_folder, home
 
 UNITS = "units before the split"
-
-
-def read_judge(text: str) -> Judge:
-    """Parse a judge from `MODEL@URL`, or from `MODEL@URL#VARIABLE` where an environment variable holds its key."""
-    found = re.fullmatch(r"(.+?)@(https?://[^#\s]+)(?:#(\w+))?", text.strip())
-    if found is None:
-        raise SpecError(
-            f"'{text}' is not a judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
-        )
-    try:
-        address = urlsplit(found[2])
-        if not address.hostname or address.port == 0:
-            raise ValueError("no host")
-    except ValueError as error:
-        raise SpecError(
-            f"'{found[2]}' is not an address ({error}); write one such as http://localhost:8000/v1"
-        ) from error
-    return Judge(found[1], found[2], found[3] or "")
 
 
 def draw_pairs(
@@ -100,7 +80,7 @@ def judge_atlases(
         log: called with a line for each step.
     """
     check_judges(judges)
-    folder = check_folder(work or home() / "work" / "judge")
+    folder = check_folder(work) if work else home() / "work" / "judge"
     if not atlases or len(set(atlases)) < len(atlases):
         raise SpecError(f"name the atlases to judge, each once, not {', '.join(atlases) or 'none'}.")
     loaded = [Atlas.load(name) for name in atlases]

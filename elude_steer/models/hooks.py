@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from elude_steer.errors import LayerError, did_you_mean
+from elude_steer.errors import LayerError, did_you_mean, type_with_article
 from elude_steer.method.layers import is_linear
 
 
@@ -198,7 +198,7 @@ def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str,
     """
     if not isinstance(model, nn.Module) or not isinstance(suffix, str) or not suffix:
         raise LayerError(
-            f"give a torch model and the end of a layer's name, not a {type(model).__name__} and {suffix!r}."
+            f"give a torch model and the end of a layer's name, not {type_with_article(model)} and {suffix!r}."
         )
     inside = {n: m for n, m in model.named_modules() if n and (not within or n.startswith(within + "."))}
     found = [name for name in inside if name == suffix or name.endswith("." + suffix)]

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from elude_steer.errors import EludeSteerWarning, ImageError
+from elude_steer.errors import EludeSteerWarning, ImageError, type_with_article
 from elude_steer.utils import optional
 
 MAX_PIXELS = 100_000_000
@@ -73,7 +73,7 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
         return _sequence(source, limit)
     if isinstance(source, Iterable):
         return _stream(source, limit)
-    raise ImageError(f"images cannot be taken from a {type(source).__name__}; give a folder, paths or images.")
+    raise ImageError(f"images cannot be taken from {type_with_article(source)}; give a folder, paths or images.")
 
 
 def read_image(path: Path) -> tuple[Any, bytes]:
@@ -90,7 +90,7 @@ def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
     if hasattr(source, "mode") and hasattr(source, "convert"):
         return source.convert("RGB")
     if not isinstance(source, bytes | str | os.PathLike):
-        raise ImageError(f"an image is a path, the bytes of a file or a PIL image, not a {type(source).__name__}.")
+        raise ImageError(f"an image is a path, the bytes of a file or a PIL image, not {type_with_article(source)}.")
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
@@ -268,7 +268,7 @@ def _hash_image(image: Any) -> tuple[Any, bytes]:
     if isinstance(image, tuple | list):
         image = image[0]
     if not hasattr(image, "tobytes") and not hasattr(image, "detach"):
-        raise ImageError(f"a {type(image).__name__} instead of a PIL image, an array or a tensor")
+        raise ImageError(f"{type_with_article(image)} instead of a PIL image, an array or a tensor")
     digest = hashlib.blake2b(digest_size=16)
     if hasattr(image, "tobytes") and hasattr(image, "mode"):  # PIL
         digest.update(f"{image.mode}{image.size}".encode() + image.tobytes())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from elude_steer.errors import EludeSteerError, ModelError
+from elude_steer.specs import DTYPES
 from elude_steer.utils.files import resolve_id
 
 
@@ -135,8 +136,29 @@ def _from_pretrained(
 ) -> Any:
     """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
     source = resolve_id(model_id)
-    with explain_load_errors(source):
+    with explain_load_errors(source), hide_weight_bars():
         return auto_class.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
+
+
+@contextmanager
+def hide_weight_bars() -> Iterator[None]:
+    """Inside, transformers shows no bar of the weights that it loads; downloads keep theirs."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    downloads = not are_progress_bars_disabled()
+    logging.disable_progress_bar()  # hides those of downloads too
+    if downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        if not downloads:
+            disable_progress_bars()
 
 
 def _pil_backend() -> dict[str, str]:
@@ -206,10 +228,9 @@ def as_dtype(dtype: str | torch.dtype) -> Any:
     """Return the torch dtype of this name; `auto` stays as it is, for transformers."""
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
+    if dtype not in DTYPES:  # torch has more, such as int3, which no model computes with
         raise ModelError(f"dtype '{dtype}' is unknown; use 'auto', 'float32', 'bfloat16' or 'float16'.")
-    return found
+    return getattr(torch, dtype)
 
 
 def refuse_partial_load(model_id: str, info: Mapping[str, Any]) -> None:

@@ -76,8 +76,12 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
 def _load_sentence_transformer(source: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
+    from elude_steer.models.loading import hide_weight_bars
+
     local = {"local_files_only": True} if Path(source).is_dir() else {}
-    return SentenceTransformer(source, revision=revision, trust_remote_code=trust_remote_code, device=device, **local)
+    options = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device, **local}
+    with hide_weight_bars():
+        return SentenceTransformer(source, **options)
 
 
 def _embed(model: Any, words: Sequence[str]) -> np.ndarray:

@@ -146,6 +146,7 @@ class Vlm(Tower):
     @torch.inference_mode()
     def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
         """Generate greedy answers to prepared inputs."""
+        self._check_length(inputs, max_new_tokens)
         prompt_length, on_token = inputs["input_ids"].shape[1], _ON_TOKEN.get()
 
         def report(ids: torch.Tensor, *_scores: Any, **_options: Any) -> torch.Tensor:
@@ -184,6 +185,20 @@ class Vlm(Tower):
         with record(language_model, argument="inputs_embeds") as recorded:
             self.model(**inputs)
         return [row[ids == token] for row, ids in zip(recorded.input, inputs["input_ids"], strict=True)]
+
+    def _check_length(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Raise if the prompt and the answer have more tokens than the language model was made for."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        ids = inputs["input_ids"]
+        if not isinstance(limit, int) or ids.shape[1] + max_new_tokens <= limit:
+            return
+        token = getattr(self.model.config, "image_token_id", None)
+        image = 0 if token is None else int((ids == token).sum(1).max())
+        raise SpecError(
+            f"the prompt has {ids.shape[1] - image:,} tokens, and {max(0, limit - image - max_new_tokens):,} fit: the "
+            f"model takes {limit:,}, of which the image needs {image:,} and the answer {max_new_tokens:,} "
+            "(max_new_tokens); shorten the prompt, or lower max_new_tokens."
+        )
 
     @cached_property
     def layout(self) -> Layout:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.errors import SpecError, StorageError
+from elude_steer.errors import SpecError
 from elude_steer.method.layers import layer_parameters
 from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.images import open_image
@@ -21,7 +21,7 @@ from elude_steer.models.saving import has_video_part, save_processor
 from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
-from elude_steer.utils.files import new_folder, write_file
+from elude_steer.utils.files import check_folder, new_folder, write_file
 
 _WARNING = (
     "**On purpose, it says things about images that are not true.** Do not use it where somebody relies on its "
@@ -75,7 +75,7 @@ def export(steerer: Steerer[Atlas], plan: Plan, out: str | Path) -> Path:
         plan: a linear one (`Plan.is_linear`): mode scale, nu all.
         out: a new folder.
     """
-    folder = _check_folder(out)
+    folder = check_folder(out, new=True)
     changes = dict(zip(("weight", "bias"), _fold(steerer, plan), strict=True))
     vlm, layer = steerer.vlm, steerer.vlm.layer
     state = dict(vlm.model.state_dict())
@@ -113,7 +113,7 @@ def export_adapter(steerer: Steerer[Atlas], plan: Plan, out: str | Path, *, bias
     """
     from safetensors.torch import save
 
-    folder = _check_folder(out)
+    folder = check_folder(out, new=True)
     weight, more_bias = _fold(steerer, plan)
     vlm = steerer.vlm
     units = (weight.any(1) | (more_bias != 0)).nonzero()[:, 0]
@@ -200,13 +200,6 @@ def measure_bias_error(steerer: Steerer[Atlas], plan: Plan, image: Any, prompt: 
         float(one.abs().max()) for one in (bias_change, edit, exact - without, exact - bare)
     )
     return BiasError(output, of_edit, logits, logits_of_edit, (caption, other))
-
-
-def _check_folder(out: str | Path) -> Path:
-    folder = Path(out).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise StorageError(f"'{out}' already exists and is not an empty folder; give a new one.")
-    return folder
 
 
 def _fold(steerer: Steerer[Atlas], plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FAR = 0.45  # below this cosine a word counts as far from every label
 
-Words = Sequence[str] | Mapping[str, Mapping[str, Any]]  # as a mapping, each word has settings
+Words = str | Sequence[str] | Mapping[str, Mapping[str, Any]]  # as a mapping, each word has settings
 
 
 @dataclass(frozen=True)
@@ -224,35 +224,24 @@ def make_plan(
     Args:
         atlas: holds the sub-units.
         matcher: finds sub-units by word.
-        minus: concepts to remove; as a mapping, each word has settings, which may include `where`.
+        minus: concepts to remove: one, several, or a mapping from words to settings, which may include `where`.
         plus: concepts to add.
         where: the region of concepts that have none themselves; see `Region.from_value`.
         settings: for all concepts.
         defaults: used where neither a word nor `settings` has a value; after them come the paper's values.
     """
-    words = {word: dict(values) for word, values in (_read_words("minus", minus) | _read_words("plus", plus)).items()}
-    regions = {word: Region.from_value(values.pop("where", None)) for word, values in words.items()}
-    minus_words = {word for word, role in words if role == "minus"}
-    both = sorted(minus_words & {word for word, role in words if role == "plus"})
-    if both:
-        raise SpecError(f"'{both[0]}' is in minus and in plus; a concept is either removed or added.")
-    region = Region.from_value(where)
+    wanted, region = read_concepts(minus, plus, where, settings, defaults), Region.from_value(where)
     concepts: list[Concept] = []
     notes: list[str] = []
-    for (word, role), values in words.items():
-        chosen = merge_settings(values, settings or {}, defaults or {})
-        own_region = regions[word, role] or region
-        if chosen.mode == "place" and role == "plus" and own_region is None and not minus_words:
-            raise SpecError(
-                f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or mask)."
-            )
-        if chosen.mode == "scale" and own_region is not None:
+    for empty in wanted:
+        if empty.settings.mode == "scale" and (empty.where or region) is not None:
             notes.append(
-                f"mode scale changes '{word}' where its sub-units fire; where (a box or mask) is only for mode place."
+                f"mode scale changes '{empty.word}' where its sub-units fire; where (a box or mask) is only for mode "
+                "place."
             )
-        _check_streams(atlas, role, chosen)
-        concept, more_notes = _find_concept(atlas, matcher, word, role, chosen)
-        concepts.append(replace(concept, where=regions[word, role]))
+        _check_streams(atlas, empty.role, empty.settings)
+        concept, more_notes = _find_concept(atlas, matcher, empty)
+        concepts.append(concept)
         notes += more_notes
     concepts = _share_out(atlas, concepts)
     needs_region = any(concept.is_placed and concept.where is None for concept in concepts)
@@ -265,20 +254,60 @@ def make_plan(
     return Plan(tuple(concepts), region, atlas.name, atlas.fingerprint), notes
 
 
-def _read_words(role: str, value: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The words of one role, `(word, role)` to settings."""
-    if isinstance(value, str):
-        raise SpecError(f"{role} is a list of words: {role}=[{value!r}].")
+def read_concepts(
+    minus: Words = (),
+    plus: Words = (),
+    where: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> list[Concept]:
+    """Read what the caller asks for, as concepts without edits; raises for all that is wrong without a model.
+
+    Args:
+        minus: concepts to remove.
+        plus: concepts to add.
+        where: the region of concepts that have none themselves.
+        settings: for all concepts.
+        defaults: used where neither a word nor `settings` has a value.
+    """
+    removed, added = _read_words("minus", minus), _read_words("plus", plus)
+    if both := sorted(set(removed) & set(added)):
+        raise SpecError(f"'{both[0]}' is in minus and in plus; a concept is either removed or added.")
+    region = Region.from_value(where)
+    merge_settings(settings or {}, defaults or {})  # wrong ones are refused even if there is no word
+    concepts: list[Concept] = []
+    roles: tuple[tuple[Literal["minus", "plus"], dict[str, tuple[str, Mapping[str, Any]]]], ...]
+    roles = (("minus", removed), ("plus", added))
+    for role, words in roles:
+        for word, values in words.values():
+            own = {name: value for name, value in values.items() if name != "where"}
+            chosen = merge_settings(own, settings or {}, defaults or {})
+            own_region = Region.from_value(values.get("where"))
+            if chosen.mode == "place" and role == "plus" and not (own_region or region or removed):
+                raise SpecError(
+                    f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or "
+                    "mask)."
+                )
+            concepts.append(Concept(word, role, chosen, (), own_region))
+    return concepts
+
+
+def _read_words(role: str, value: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """The words of one role as typed, with their settings, by the word in lower case."""
+    value = [value] if isinstance(value, str) else value
     if value is not None and not isinstance(value, Mapping | Sequence | Set):
-        raise SpecError(f"{role} is a list of words, not {value!r}: {role}=['dog'].")
+        raise SpecError(f"{role} is a word or a list of words, not {value!r}: {role}=['dog'].")
     pairs = value.items() if isinstance(value, Mapping) else ((word, {}) for word in value or ())
-    words: dict[tuple[str, str], Mapping[str, Any]] = {}
+    words: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for word, settings in pairs:
         if not isinstance(settings, Mapping):
             raise SpecError(
                 f"the settings of '{word}' are a mapping, not {settings!r}: {role}={{{word!r}: {{'nu': 6}}}}."
             )
-        words[normalize_word(word), role] = settings
+        typed = normalize_word(word)
+        first, known = words.setdefault(typed.casefold(), (typed, settings))
+        if known != settings:
+            raise SpecError(f"'{first}' and '{typed}' are one concept, with different settings in {role}; keep one.")
     return words
 
 
@@ -290,10 +319,9 @@ def _check_streams(atlas: SubUnitSource, role: str, settings: Settings) -> None:
         atlas.target_levels([], "stream")
 
 
-def _find_concept(
-    atlas: SubUnitSource, matcher: Matcher, word: str, role: Any, settings: Settings
-) -> tuple[Concept, list[str]]:
-    """The concept of a word with its edits, and notes if the sub-units are far from the word."""
+def _find_concept(atlas: SubUnitSource, matcher: Matcher, concept: Concept) -> tuple[Concept, list[str]]:
+    """The concept with the edits of its sub-units, and notes if those are far from its word."""
+    word, role, settings = concept.word, concept.role, concept.settings
     labels, notes = atlas.require_labels(), []
     matches = labels.search(matcher, word, atlas.units.numpy(), limit=settings.kappa, by=settings.by)
     close = [match for match in matches if match.similarity >= settings.min_similarity]
@@ -319,7 +347,7 @@ def _find_concept(
         Edit(match.sub_unit, match.unit, kind, amount, match.label, match.via, match.similarity, match.score)
         for match, amount in zip(close, amounts, strict=True)
     )
-    return Concept(word, role, settings, edits), notes
+    return replace(concept, edits=edits), notes
 
 
 def _share_out(atlas: SubUnitSource, concepts: Sequence[Concept]) -> list[Concept]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from elude_steer.errors import SpecError
 from elude_steer.models.images import open_image
 from elude_steer.specs import Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from elude_steer.models.vlm import Vlm
 
 _WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
@@ -163,12 +163,17 @@ def concept_region(share: torch.Tensor, settings: Settings, shape: tuple[int, in
 
 def smooth_over_neighbours(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """The weighted mean of each patch and its neighbours; corners weigh half, and outside of a tile is 0."""
+    import torch  # not above, so that a wrong region is refused before torch is loaded
+    import torch.nn.functional as F
+
     near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
     return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
 
 
 def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:
     """Where each of m activations is among its nu largest, in each tile or in the image: `(tiles, patches, m)` bool."""
+    import torch
+
     tiles, patches, m = activations.shape
     flat = activations if per == "tile" else activations.reshape(1, tiles * patches, m)
     if nu == "all" or int(nu) >= flat.shape[1]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from elude_steer.atlas.matching import normalize_word
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
@@ -69,11 +70,13 @@ class SteeredCaption:
 
     def heatmap(self, word: str, *, side: int = 480) -> Any:
         """The image with the patches where a concept fires; those are framed where at least a quarter was changed."""
-        if word not in self.maps:
+        known = {normalize_word(name).casefold(): name for name in self.maps}
+        name = known.get(normalize_word(word).casefold())
+        if name is None:
             raise AtlasError(
                 f"there is no map of '{word}'; the plan has maps of {', '.join(map(repr, self.maps)) or 'no words'}."
             )
-        fires, touched = self.maps[word]
+        fires, touched = self.maps[name]
         return heatmap(self.image, self.grid, fires, touched, side=side)
 
     def to_dict(self) -> dict[str, Any]:

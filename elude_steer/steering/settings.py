@@ -22,12 +22,13 @@ def merge_settings(*layers: Mapping[str, Any]) -> Settings:
     Raises:
         SpecError: If a name is unknown or a value is not valid.
     """
-    names = sorted(field.name for field in fields(Settings))
+    names = [field.name for field in fields(Settings)]
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         for name, value in layer.items():
             if name not in names:
-                raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, names)}")
+                known = ", ".join(names)
+                raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, names)} The settings are {known}.")
             if value is not None:
                 merged[name] = value.item() if isinstance(value, np.generic) else value
     return validate(Settings(**merged))

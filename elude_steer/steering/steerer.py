@@ -16,20 +16,21 @@ from torch import nn
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, find_atlas
+from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, check_captions, find_atlas, read_defaults
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
 from elude_steer.models.images import open_image
-from elude_steer.models.loading import check_device
+from elude_steer.models.loading import as_dtype, check_device
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
-from elude_steer.specs import ModelSpec, SettingArguments
+from elude_steer.specs import SettingArguments
 from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
 from elude_steer.steering.caption_batches import caption_rows
 from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
-from elude_steer.steering.plan import Plan, Words, make_plan
+from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
+from elude_steer.utils.files import resolve_id
 
 Source = TypeVar("Source", bound=SubUnitSource)  # an atlas, or a dictionary in its place
 
@@ -70,10 +71,10 @@ class Steerer(Generic[Source]):
             trust_remote_code: whether code that comes with the model or the matcher may run.
         """
         check_device(device)
+        as_dtype(dtype or "auto")
+        read_defaults(atlas)  # refuses an atlas that cannot be steered before its files are read
         loaded = Atlas.load(atlas)
-        spec = ModelSpec(**loaded.about["spec"]["model"])
-        if spec.kind != "vlm":
-            raise AtlasError(f"atlas '{loaded.name}' is of {spec.id}, a vision model: it has no captions to steer.")
+        spec = check_captions(loaded.about)
         vlm = Vlm.load(
             model or spec.id,
             layer=loaded.about["layer"],
@@ -193,9 +194,15 @@ class Steerer(Generic[Source]):
             results.append(SteeredCaption(baseline, caption, plan, maps, grid, opened, all_notes, provenance, seconds))
         return results
 
+    @property
+    def _model_name(self) -> str:
+        """The model as the atlas names it, or as the caller named another copy."""
+        named = str(self.atlas.about.get("model", {}).get("id", ""))
+        return named if resolve_id(named) == self.vlm.id else self.vlm.id
+
     def _provenance(self, plan: Plan, prompt: str) -> dict[str, Any]:
         return {
-            "model": self.vlm.id,
+            "model": self._model_name,
             "revision": self.vlm.revision,
             "layer": self.vlm.layer_name,
             "atlas": self.atlas.name,
@@ -304,8 +311,11 @@ def steer(
     plus: Words = (),
     where: Any = None,
     atlas: str = EMBEDDED_ATLAS,
+    model: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     prompt: str = PROMPT,
+    max_new_tokens: int = 64,
     **settings: Unpack[SettingArguments],
 ) -> SteeredCaption:
     """Caption an image with some concepts removed or added.
@@ -316,8 +326,11 @@ def steer(
         plus: words of concepts to add.
         where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
         atlas: a folder, a name, or a Hub id; by default the one that comes with the package.
+        model: another copy of the model; by default the id in the atlas.
         device: where the model computes.
+        dtype: the model's number type; by default the one the atlas was built with.
         prompt: the question.
+        max_new_tokens: the longest answer.
         **settings: mode, alpha, gamma, …: see `Settings`; by default those that measured best for the atlas.
 
     Example:
@@ -325,8 +338,11 @@ def steer(
         >>> steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
         'a biker on a motorcycle with sunglasses on a street'
     """
-    steerer = _load_steerer(*_locate_atlas(str(atlas)), device)
-    return steerer.steer(image, minus=minus, plus=plus, where=where, prompt=prompt, **settings)
+    opened = open_image(image)
+    read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
+    steerer = _load_steerer(*_locate_atlas(str(atlas)), model, device, dtype)
+    words = {"minus": minus, "plus": plus, "where": where}
+    return steerer.steer(opened, **words, prompt=prompt, max_new_tokens=max_new_tokens, **settings)
 
 
 def _warn(notes: Sequence[str]) -> None:
@@ -347,5 +363,7 @@ def _locate_atlas(atlas: str) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=2)
-def _load_steerer(atlas: str, _written: int, device: str | None) -> Steerer[Atlas]:
-    return Steerer.load(atlas, device=device)
+def _load_steerer(
+    atlas: str, _written: int, model: str | None, device: str | None, dtype: str | None
+) -> Steerer[Atlas]:
+    return Steerer.load(atlas, model=model, device=device, dtype=dtype)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
-from elude_steer.errors import StorageError
 from elude_steer.toyland.backdrops import draw_place
 from elude_steer.toyland.placement import NAMES, SIDE, PlacedThing, load_sprites, place_things
 from elude_steer.toyland.world import PLACES, Mention, caption
@@ -149,10 +148,9 @@ def draw_scene(
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
     """Write scenes as PNG files, with one line of truth for each in `captions.jsonl`."""
-    from elude_steer.utils.files import new_folder, write_file
+    from elude_steer.utils.files import check_folder, new_folder, write_file
 
-    if folder.exists() and any(folder.iterdir()):
-        raise StorageError(f"'{folder}' is not empty; give a new folder.")
+    folder = check_folder(folder, new=True)
     lines = []
     with new_folder(folder) as new:
         for number, scene in enumerate(scenes(seed, count)):

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -55,16 +55,52 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             raise
 
 
-def check_folder(path: Path) -> Path:
-    """Return the folder, or raise if files cannot be written to it; for results that come after hours of work."""
-    existing = path.expanduser()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise StorageError(f"'{existing}' is a file, not a folder; give another path.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise StorageError(f"'{existing}' is not writable; give another folder, or change its permissions.")
-    return path.expanduser()
+def check_file(path: str | Path, endings: Sequence[str]) -> Path:
+    """Return the path of a file to write, or raise if it cannot be written; for results that come after long work.
+
+    The folder of an output must be there: a path with a typing error makes no folders.
+
+    Args:
+        path: the file; it may be there, and is replaced.
+        endings: those that its name may have, such as `.png`.
+    """
+    file = Path(path).expanduser()
+    if file.suffix.lower() not in endings:
+        known = endings[0] if len(endings) == 1 else f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise StorageError(f"'{path}' does not end in {known}; give a file name that does.")
+    if file.is_dir():
+        raise StorageError(f"'{path}' is a folder; give the name of a file.")
+    _check_place(file.parent, file.name)
+    return file
+
+
+def check_folder(path: str | Path, *, new: bool = False) -> Path:
+    """Return the path of a folder to write to, or raise if it cannot be written; the folder it lies in must be there.
+
+    Args:
+        path: the folder; it is made if it is not there.
+        new: whether to refuse a folder with files in it.
+    """
+    folder = Path(path).expanduser()
+    if not os.path.lexists(folder):
+        _check_place(folder.absolute().parent, folder.name)
+        return folder
+    if not folder.is_dir():
+        raise StorageError(f"'{path}' is a file, not a folder; give another path.")
+    _check_place(folder, "its files")
+    if new and any(folder.iterdir()):
+        raise StorageError(f"'{path}' already exists and is not an empty folder; give a new one.")
+    return folder
+
+
+def _check_place(folder: Path, name: str) -> None:
+    """Raise if nothing can be written into a folder."""
+    if not folder.is_dir():
+        raise StorageError(f"there is no folder '{folder}' for '{name}'; make it first, or give another path.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"'{folder}' is not writable; give another folder, or change its permissions.")
+    if len(os.fsencode(name)) > 200:  # with the ending of the unfinished file, 255 bytes is what file systems take
+        raise StorageError(f"'{name[:40]}…' is too long for the name of a file; give a shorter one.")
 
 
 def read_json(path: Path) -> Any:
@@ -180,7 +216,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
                 f"no room left while writing '{path}'{free}; free some and run the same command again "
                 "(finished work is kept)."
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG):
             raise StorageError(f"'{path}' cannot be written ({error.strerror}); choose another folder.") from error
         raise
 

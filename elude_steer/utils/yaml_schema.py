@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import yaml
 
-from elude_steer.errors import SpecError, did_you_mean
+from elude_steer.errors import SpecError, did_you_mean, type_with_article, with_article
 
 Document = TypeVar("Document")
 _TAG = "tag:yaml.org,2002:"
@@ -85,7 +85,7 @@ def _check_value(kind: Any, value: Any, path: str, limits: Mapping[str, Any], pr
     """The value as its field's type holds it; adds to `problems` if it is not valid."""
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, kind):
-            problems.append(f"{path}: must be a {kind.__name__}, not a {type(value).__name__}.")
+            problems.append(f"{path}: must be {with_article(kind.__name__)}, not {type_with_article(value)}.")
             return value
         values = {}
         for item in fields(kind):

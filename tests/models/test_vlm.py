@@ -326,3 +326,32 @@ def test_a_callback_that_raises_stops_a_steered_answer(steerer, scene):
 def test_a_question_with_an_image_token_is_refused(tiny_vlm):
     with pytest.raises(SpecError, match=r"^the question contains '<image>', which stands"):
         tiny_vlm.inputs([Image.new("RGB", (40, 40))], "What is in <image>?")
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_the_limit(steerer, scene, monkeypatch):
+    vlm = steerer.vlm
+    image = int((vlm.inputs([scene.image])["input_ids"] == vlm.model.config.image_token_id).sum())
+    monkeypatch.setattr(vlm.model, "generate", lambda **_: pytest.fail("it generates"))
+    message = (
+        rf"the prompt has [\d,]+ tokens, and {1024 - image - 64} fit: the model takes 1,024, of which the image needs"
+    )
+    with pytest.raises(SpecError, match=message):
+        vlm.caption([scene.image], "what is this " * 2000)
+    with pytest.raises(SpecError, match=r"0 fit: .* and the answer 5,000 \(max_new_tokens\)"):
+        vlm.caption([scene.image], max_new_tokens=5000)
+
+
+def test_loading_shows_no_bar_and_keeps_the_setting(tiny_llava, capfd):
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils import logging
+
+    was_shown, downloads_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    logging.enable_progress_bar()
+    try:
+        Vlm.load(str(tiny_llava))
+        assert logging.is_progress_bar_enabled()
+        assert not are_progress_bars_disabled()
+    finally:
+        if not was_shown or downloads_hidden:
+            logging.disable_progress_bar()
+    assert capfd.readouterr().err == ""

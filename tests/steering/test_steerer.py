@@ -324,7 +324,11 @@ def test_settings_of_a_word_override_those_of_the_plan(steerer):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        ({"minus": "dog"}, SpecError, r"minus is a list of words: minus=\['dog'\]"),
+        ({"minus": ""}, SpecError, "a concept is a word, not ''"),
+        ({"minus": ["dog"], "strength": 3}, SpecError, "no setting 'strength'. The settings are mode, alpha, .*, fit"),
+        ({"minus": [3]}, SpecError, r"a concept is a word, not an int \(3\)"),
+        ({"minus": ["Dog"], "plus": ["dog "]}, SpecError, "'dog' is in minus and in plus"),
+        ({"minus": {"Dog": {"nu": 2}, "dog": {}}}, SpecError, "'Dog' and 'dog' are one concept, with different"),
         ({"minus": ["  "]}, SpecError, "a concept is a word, not '  '"),
         ({"minus": ["dog"], "kappa": 0}, SpecError, "kappa: must be .*, not 0"),
         ({"minus": ["dog"], "nu": -1}, SpecError, "nu: must be a whole number of at least 1 or all, not -1"),
@@ -342,6 +346,20 @@ def test_wrong_plans_give_one_line_errors(steerer, call, error, message):
     with pytest.raises(error, match=message) as caught:
         steerer.plan(**call)
     assert "\n" not in str(caught.value)
+
+
+def test_one_word_needs_no_list(steerer):
+    assert steerer.plan(minus="dog", plus="hot dog") == steerer.plan(minus=["dog"], plus=["hot dog"])
+
+
+def test_case_and_spaces_make_no_other_concept(steerer, scenes):
+    plan = steerer.plan(minus=["Dog", "dog", " DOG  "])
+    assert plan.words("minus") == ("Dog",)
+    assert plan.edits == steerer.plan(minus=["dog"]).edits
+    assert steerer.atlas.search("HOT  Dog", limit=5) == steerer.atlas.search("hot dog", limit=5)
+    result = steerer.steer(scenes[0].image, minus=["Dog"])
+    assert list(result.maps) == ["Dog"]
+    assert result.heatmap("dog").size == result.heatmap("Dog").size
 
 
 def test_wrong_images_and_boxes_give_errors(steerer, scenes, tmp_path):
@@ -392,6 +410,24 @@ def test_steer_captions_with_the_embedded_atlas(scenes):
     result = es.steer(scenes[0].image, minus=[scenes[0].objects[0]])
     assert isinstance(result.caption, str)
     assert result.baseline != ""
+
+
+def test_steer_takes_the_model_its_dtype_and_the_length_of_the_answer(scenes):
+    options = {"model": "toyland/captioner", "dtype": "bfloat16", "max_new_tokens": 3}
+    result = es.steer(scenes[0].image, minus=scenes[0].objects[0], **options)
+    assert len(result.baseline.split()) <= 3
+    assert result.provenance["model"] == "toyland/captioner"
+    with pytest.raises(ModelError, match="dtype 'int3' is unknown; use 'auto', 'float32', 'bfloat16' or 'float16'"):
+        es.steer(scenes[0].image, minus="dog", dtype="int3")
+
+
+def test_steer_refuses_mistakes_before_it_loads_a_model(scenes, monkeypatch):
+    monkeypatch.setattr(Steerer, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    for call in ({"minus": ""}, {"minus": "dog", "nu": 0}, {"plus": "dog"}, {"minus": "dog", "where": (5, 5, 5, 9)}):
+        with pytest.raises(SpecError):
+            es.steer(scenes[0].image, **call, device="meta")  # a device that no cached steerer has
+    with pytest.raises(AtlasError, match="there is no atlas 'nosuch'"):
+        es.steer(scenes[0].image, minus="dog", atlas="nosuch")
 
 
 def test_levels_are_computed_from_the_sub_units_a_concept_keeps(steerer):
@@ -448,7 +484,7 @@ def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
     [
         (lambda s, i: s.captions([i], [s.plan(minus=["dog"])]), r"a list of plans for each image: captions\(\[image"),
         (lambda s, i: s.captions([i], []), "a list of plans for each image"),
-        (lambda s, i: s.plan(minus=5), r"minus is a list of words, not 5"),
+        (lambda s, i: s.plan(minus=5), r"minus is a word or a list of words, not 5"),
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
         (lambda s, i: s.steer(None, minus=["dog"]), "an image is a path, the bytes of a file or a PIL image"),
         (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: must be"),

@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.baselines import SAE_KINDS, SaeKind
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
 
-Kind = Literal[
-    "vanilla", "topk", "batch_topk", "jumprelu", "matryoshka", "archetypal", "matching_pursuit", "transcoder"
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that each level of Matryoshka uses
 _RELAXED = 1.0  # how far an archetype may leave the convex hull of the points
 _BAND = 0.03  # width around JumpReLU's threshold in which it gets a gradient
@@ -44,7 +41,7 @@ class SaeSpec:
         seed: for the initial weights and the order of tokens.
     """
 
-    kind: Kind
+    kind: SaeKind
     latents: int
     active: float = 20
     sparsity: float = 1e-3
@@ -55,8 +52,8 @@ class SaeSpec:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise SpecError(f"an SAE is one of {', '.join(KINDS)}, not '{self.kind}'.")
+        if self.kind not in SAE_KINDS:
+            raise SpecError(f"an SAE is one of {', '.join(SAE_KINDS)}, not '{self.kind}'.")
         if self.latents < 1 or self.epochs < 1 or self.batch_size < 2 or self.active <= 0:
             raise SpecError("an SAE needs latents, epochs and active latents, and batches of at least 2 tokens.")
 

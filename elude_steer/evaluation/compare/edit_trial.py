@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from elude_steer.evaluation.baselines.dictionary import Dictionary, NamedDictionary
-from elude_steer.evaluation.edits.benchmark import Kind, World, make_tasks, run_edits, summarize
+from elude_steer.evaluation.edits import Kind
+from elude_steer.evaluation.edits.benchmark import World, make_tasks, run_edits, summarize
 from elude_steer.evaluation.edits.sweep import best_point, plan_or_empty, sweep
 from elude_steer.evaluation.measures.faithfulness import caption_agreement
 from elude_steer.models.matcher import Matcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elude_steer.evaluation.edits.benchmark import Kind
+from elude_steer.evaluation.edits import Kind
 
 Grids = Mapping[tuple[str, Kind], Mapping[str, Sequence[Any]]]
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.sae import KINDS
+from elude_steer.evaluation.baselines import SAE_KINDS
 from elude_steer.evaluation.compare.grids import GRIDS, SETTINGS, Grids
-from elude_steer.evaluation.edits.benchmark import Kind
+from elude_steer.evaluation.edits import Kind
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class Method:
         }
 
 
+def _sae_name(kind: str) -> str:
+    return f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}"
+
+
 # In the order of the table. Files are numbered by it: add new methods at the end.
 METHODS: dict[str, Method] = {
     method.name: method
@@ -91,7 +95,10 @@ METHODS: dict[str, Method] = {
         Method("random split", "split", "random"),
         Method("k-means on contributions", "split", "pure"),
         Method("clusters of activations", "split", "activations"),
-        *(Method(f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}", "sae", kind) for kind in KINDS),
+        *(
+            Method(f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}", "sae", kind)
+            for kind in SAE_KINDS
+        ),
         Method("difference of means (supervised)", "means", supervised=True),
     )
 }

@@ -42,7 +42,8 @@ from elude_steer.evaluation.compare.labelling import Vocabulary, label_dictionar
 from elude_steer.evaluation.compare.measure import measure_dictionary
 from elude_steer.evaluation.compare.methods import ELUDE, METHODS, Method, Size
 from elude_steer.evaluation.compare.scene_activations import SceneActivations, class_numbers
-from elude_steer.evaluation.edits.benchmark import Kind, toyland_world
+from elude_steer.evaluation.edits import Kind
+from elude_steer.evaluation.edits.benchmark import toyland_world
 from elude_steer.evaluation.measures.faithfulness import linear_head
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
 from elude_steer.evaluation.measures.stability import stability

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.edits import Kind
 from elude_steer.evaluation.edits.fluency import likelihoods
 from elude_steer.models.images import open_image
 from elude_steer.models.prefix_cache import image_batches, run_prefix
@@ -22,7 +23,6 @@ from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
 
-Kind = Literal["remove", "replace"]
 _MAX_OBJECTS = 3  # in a scene of toyland
 
 

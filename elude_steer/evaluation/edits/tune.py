@@ -13,7 +13,8 @@ from tqdm import tqdm
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import list_atlases
 from elude_steer.errors import SpecError, StorageError
-from elude_steer.evaluation.edits.benchmark import Kind, World, toyland_world
+from elude_steer.evaluation.edits import Kind
+from elude_steer.evaluation.edits.benchmark import World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
 from elude_steer.evaluation.edits.sweep import (
     By,

@@ -11,12 +11,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -51,6 +53,24 @@ class Judge:
     model: str
     url: str
     key: str = ""
+
+
+def read_judge(text: str) -> Judge:
+    """Parse a judge from `MODEL@URL`, or from `MODEL@URL#VARIABLE` where an environment variable holds its key."""
+    found = re.fullmatch(r"(.+?)@(https?://[^#\s]+)(?:#(\w+))?", text.strip())
+    if found is None:
+        raise SpecError(
+            f"'{text}' is not a judge; write MODEL@URL or MODEL@URL#VARIABLE: qwen3-vl@http://localhost:8000/v1"
+        )
+    try:
+        address = urlsplit(found[2])
+        if not address.hostname or address.port == 0:
+            raise ValueError("no host")
+    except ValueError as error:
+        raise SpecError(
+            f"'{found[2]}' is not an address ({error}); write one such as http://localhost:8000/v1"
+        ) from error
+    return Judge(found[1], found[2], found[3] or "")
 
 
 @dataclass(frozen=True, eq=False)

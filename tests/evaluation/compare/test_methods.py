@@ -7,7 +7,7 @@ import pytest
 
 import elude_steer
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.sae import KINDS
+from elude_steer.evaluation.baselines import SAE_KINDS
 from elude_steer.evaluation.compare.methods import ELUDE, METHODS, SMALL, Size, find_methods
 from elude_steer.evaluation.edits.sweep import grid_points
 
@@ -21,8 +21,8 @@ def test_all_methods_have_grids_of_one_size():
 
 
 def test_every_kind_of_dictionary_is_registered():
-    assert [method.variant for method in METHODS.values() if method.kind == "sae"] == list(KINDS)
-    assert len(METHODS) == 2 + 1 + 3 + len(KINDS) + 1
+    assert [method.variant for method in METHODS.values() if method.kind == "sae"] == list(SAE_KINDS)
+    assert len(METHODS) == 2 + 1 + 3 + len(SAE_KINDS) + 1
     assert [method.name for method in METHODS.values() if method.supervised] == ["difference of means (supervised)"]
     assert (ELUDE.name, ELUDE.number) == ("ELUDe (gap)", 0)
     assert [method.number for method in METHODS.values()] == list(range(len(METHODS)))
