@@ -349,7 +349,7 @@ def test_wrong_plans_give_one_line_errors(steerer, call, error, message):
 
 
 def test_one_word_needs_no_list(steerer):
-    assert steerer.plan(minus="dog", plus="hot dog") == steerer.plan(minus=["dog"], plus=["hot dog"])
+    assert steerer.plan(minus="dog", plus="cat") == steerer.plan(minus=["dog"], plus=["cat"])
 
 
 def test_case_and_spaces_make_no_other_concept(steerer, scenes):
@@ -357,7 +357,7 @@ def test_case_and_spaces_make_no_other_concept(steerer, scenes):
     assert plan.words("minus") == ("Dog",)
     assert plan.edits == steerer.plan(minus=["dog"]).edits
     assert steerer.atlas.search("HOT  Dog", limit=5) == steerer.atlas.search("hot dog", limit=5)
-    result = steerer.steer(scenes[0].image, minus=["Dog"])
+    result = steerer.explain(scenes[0].image, plan)
     assert list(result.maps) == ["Dog"]
     assert result.heatmap("dog").size == result.heatmap("Dog").size
 
