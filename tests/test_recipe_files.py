@@ -118,7 +118,7 @@ def test_every_large_build_gives_its_command_and_says_that_we_have_not_run_it():
     for item in shipped:
         text = item.path.read_text(encoding="utf-8")
         assert f"#   elude-steer build {'' if item.name == 'toyland' else 'recipes/atlases/'}{item.name}" in text
-        assert ("ot yet run by us at this scale" in text) is (item.name != "toyland")
+        assert ("We have not run it at this scale" in text) is (item.name != "toyland")
 
 
 def test_the_papers_fourteen_interventions_are_shipped_with_its_settings():

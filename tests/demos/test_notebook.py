@@ -1,0 +1,112 @@
+"""The notebook runs and shows what its stored outputs show; `python -m tests.demos.test_notebook` runs it again."""
+
+import base64
+import io
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.demos.test_scripts import DEMOS, WAIT, isolated_environment
+
+NOTEBOOK = DEMOS / "quickstart.ipynb"
+MAX_BYTES = 400_000
+PNG = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
+LOCAL_PATH = re.compile(r"/(?:work|tmp|home|root|Users|usr|opt|var|mnt)/|\b[A-Z]:\\")
+
+
+@pytest.fixture
+def notebook():
+    for package in ("nbclient", "ipykernel"):
+        pytest.importorskip(package, reason="the notebook needs jupyter: pip install 'elude-steer[test]'")
+    return read_notebook()
+
+
+def read_notebook():
+    import nbformat
+
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def execute(notebook, cwd, folder):
+    """Run a notebook from top to bottom with the Python that runs this test."""
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    kernel = AsyncKernelManager(
+        kernel_name="python3",
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+        connection_file=str(folder / "kernel.json"),
+    )
+    options = {"timeout": WAIT, "record_timing": False, "coalesce_streams": True, "store_widget_state": False}
+    client = NotebookClient(notebook, km=kernel, resources={"metadata": {"path": str(cwd)}}, **options)
+    client.execute(env=isolated_environment(folder), cleanup_kc=True)
+    return notebook
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def output_texts(cell):
+    """The texts of a cell's outputs, without images, whose bytes depend on zlib and Pillow."""
+    found = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            found.append((output.name, output.text))
+        else:
+            parts = sorted(output.data.items())
+            found += [(kind, PNG.sub("", text) if kind.startswith("text/") else "") for kind, text in parts]
+    return found
+
+
+def output_images(cell):
+    """The pixels of a cell's images, including those inside HTML."""
+    parts = [output.data for output in cell.outputs if "data" in output]
+    found = [part["image/png"] for part in parts if "image/png" in part]
+    found += [data for part in parts for data in PNG.findall(part.get("text/html", ""))]
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), float) for data in found]
+
+
+def test_running_the_notebook_gives_its_stored_outputs(notebook, tmp_path):
+    for old, new in zip(code_cells(notebook), code_cells(execute(read_notebook(), DEMOS, tmp_path)), strict=True):
+        assert output_texts(new) == output_texts(old), f"cell '{old.id}' differs: `python -m tests.demos.test_notebook`"
+        for before, after in zip(output_images(old), output_images(new), strict=True):
+            assert before.shape == after.shape
+            assert np.abs(before - after).mean() < 2, f"cell '{old.id}' shows another image"
+
+
+def test_the_notebook_finds_its_images_from_the_root_too(notebook, tmp_path):
+    notebook.cells = code_cells(notebook)[:1]
+    before, _, _ = notebook.cells[0].source.partition("steerer = ")  # without the model, which takes longest to load
+    notebook.cells[0].source = before + "assert teddy.is_file() and dog.is_file()"
+    execute(notebook, DEMOS.parent, tmp_path)
+
+
+def test_the_notebook_was_run_in_order_and_has_no_local_paths(notebook):
+    assert NOTEBOOK.stat().st_size < MAX_BYTES
+    assert notebook.metadata == {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    assert [cell.execution_count for cell in code_cells(notebook)] == list(range(1, len(code_cells(notebook)) + 1))
+    for cell in notebook.cells:
+        assert not cell.metadata  # no times
+        outputs = output_texts(cell) if cell.cell_type == "code" else []
+        text = "\n".join([cell.source, *(text for _, text in outputs)])
+        assert not LOCAL_PATH.search(text), cell.id
+        assert str(DEMOS.parent) not in text, cell.id
+        assert all(text.startswith("EludeSteerWarning: ") for kind, text in outputs if kind == "stderr"), cell.id
+
+
+if __name__ == "__main__":
+    import nbformat
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = execute(read_notebook(), DEMOS, Path(folder))
+    run.metadata["language_info"] = {"name": "python"}  # no versions
+    nbformat.write(run, NOTEBOOK)
