@@ -87,6 +87,11 @@ def image_batches(
 @torch.inference_mode()
 def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Prefix:
     """Run the images through the tower up to the target layer."""
+    with vlm.use_threads():
+        return _run_prefix(vlm, images, prompt)
+
+
+def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str) -> Prefix:
     inputs = vlm.inputs(images, prompt)
     calls: dict[nn.Module, list[Any]] = {
         module: [] for module in [*blocks_before(vlm)[-1:], *_modules_beside_path(vlm)]

@@ -6,8 +6,9 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from elude_steer.models.loading import (
     read_stored_layer,
 )
 from elude_steer.utils import optional
+from elude_steer.utils.threads import caller_threads, choose_threads, use_threads, with_threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,8 @@ class Tower:
         id: the Hub id or folder that the model was loaded from; empty if it is not known.
         revision: of that id.
         gpu_lock: lets one thread at a time compute on a GPU, while the others read images.
+        threads: threads of torch while the model computes on a CPU; None chooses them by its size and the free cores
+            when it first computes, and no more than the caller has.
     """
 
     model: nn.Module
@@ -56,12 +60,25 @@ class Tower:
     id: str = ""
     revision: str | None = None
     gpu_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    threads: int | None = None
 
     @property
     def device(self) -> torch.device:
         """The device that inputs are moved to: that of the model's first parameter."""
         return next(self.model.parameters()).device
 
+    def use_threads(self) -> AbstractContextManager[None]:
+        """Inside, torch computes with the threads of this model; afterwards with as many as the caller had."""
+        if self.device.type != "cpu":
+            return nullcontext()
+        return use_threads(self.threads or min(self._suitable_threads, caller_threads()))
+
+    @cached_property
+    def _suitable_threads(self) -> int:
+        """Chosen once, so that a model computes the same bits as long as it is loaded."""
+        return choose_threads(sum(parameter.numel() for parameter in self.model.parameters()))
+
+    @with_threads
     @torch.inference_mode()
     def encode(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """Return the target layer's inputs, one `(tiles, tokens, d_in)` tensor per image; the model stops there."""
@@ -72,6 +89,7 @@ class Tower:
             self._call(inputs)
         return self.split_by_image(self._as_tokens(recorded.input), inputs, len(images))
 
+    @with_threads
     @torch.inference_mode()
     def streams(self, images: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return for each image the layer's inputs and the output of its block, `(tiles, tokens, d_out)`.

@@ -23,6 +23,7 @@ from elude_steer.models.loading import load_pretrained, load_processor
 from elude_steer.models.patch_layout import Canvases, Layout, PatchGrid, confirm_layout, find_layout
 from elude_steer.models.vision import Tower, vision_part
 from elude_steer.utils.files import resolve_id
+from elude_steer.utils.threads import check_threads, with_threads
 
 PROMPT = "Describe this image in one sentence."
 __all__ = ["PROMPT", "PatchGrid", "Vlm", "limit_logits", "report_tokens"]
@@ -67,6 +68,7 @@ class Vlm(Tower):
         revision: str | None = None,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
+        threads: int | None = None,
     ) -> Vlm:
         """Load the model of a Hub id or folder.
 
@@ -80,11 +82,13 @@ class Vlm(Tower):
             revision: commit, tag or branch on the Hub.
             attn_implementation: as in transformers.
             trust_remote_code: whether code that comes with the model may run.
+            threads: threads of torch while it computes on a CPU; by default its size and the free cores decide.
 
         Example:
             >>> vlm = Vlm.load("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", layer="layers.25.mlp.fc2")
             >>> vlm.caption([image])
         """
+        check_threads(threads)
         from transformers import AutoModelForImageTextToText
 
         model_id = resolve_id(model_id)
@@ -101,11 +105,18 @@ class Vlm(Tower):
         processor = load_processor(
             model_id, model.config.model_type, revision=revision, trust_remote_code=trust_remote_code
         )
-        return cls.from_model(model, processor, layer=layer, id=model_id, revision=revision)
+        return cls.from_model(model, processor, layer=layer, id=model_id, revision=revision, threads=threads)
 
     @classmethod
     def from_model(
-        cls, model: Any, processor: Any, *, layer: str = "", id: str = "", revision: str | None = None
+        cls,
+        model: Any,
+        processor: Any,
+        *,
+        layer: str = "",
+        id: str = "",
+        revision: str | None = None,
+        threads: int | None = None,
     ) -> Vlm:
         """Wrap a model and a processor that are already loaded."""
         within = vision_part(model)
@@ -121,8 +132,10 @@ class Vlm(Tower):
             processor=processor,
             id=id,
             revision=revision,
+            threads=threads,
         )
-        layout = _test_layout(vlm, blocks)
+        with vlm.use_threads():
+            layout = _test_layout(vlm, blocks)
         if callable(processor) and not _chat_template(processor):
             warnings.warn(
                 f"{type(model).__name__} has no chat template, so its prompt is only the image and the question. "
@@ -136,6 +149,7 @@ class Vlm(Tower):
         """Return the model's inputs for these images, each with the prompt, left-padded, on the model's device."""
         return _model_inputs(self.model, self.processor, images, prompt)
 
+    @with_threads
     @torch.inference_mode()
     def caption(self, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:
         """Generate greedy captions for a batch of images."""
@@ -143,6 +157,7 @@ class Vlm(Tower):
             return []
         return self.answer(self.inputs(images, prompt), max_new_tokens)
 
+    @with_threads
     @torch.inference_mode()
     def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
         """Generate greedy answers to prepared inputs."""

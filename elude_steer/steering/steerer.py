@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, Generic, TypeVar, Unpack
@@ -31,6 +31,7 @@ from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 from elude_steer.utils.files import resolve_id
+from elude_steer.utils.threads import check_threads, with_threads
 
 Source = TypeVar("Source", bound=SubUnitSource)  # an atlas, or a dictionary in its place
 
@@ -59,6 +60,7 @@ class Steerer(Generic[Source]):
         dtype: str | None = None,
         device_map: Any = None,
         trust_remote_code: bool | None = None,
+        threads: int | None = None,
     ) -> Steerer[Atlas]:
         """Load an atlas and the model it was built for.
 
@@ -69,7 +71,10 @@ class Steerer(Generic[Source]):
             dtype: the model's number type; by default the one the atlas was built with.
             device_map: as in transformers.
             trust_remote_code: whether code that comes with the model or the matcher may run.
+            threads: threads of torch while the model computes on a CPU; by default its size and the free cores decide.
+                Afterwards torch has as many as before.
         """
+        check_threads(threads)
         check_device(device)
         as_dtype(dtype or "auto")
         read_defaults(atlas)  # refuses an atlas that cannot be steered before its files are read
@@ -84,6 +89,7 @@ class Steerer(Generic[Source]):
             revision=spec.revision if model is None else None,
             attn_implementation=spec.attn_implementation,
             trust_remote_code=loaded.allows_remote_code(spec.trust_remote_code, trust_remote_code),
+            threads=threads,
         )
         return Steerer.from_parts(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
 
@@ -100,6 +106,10 @@ class Steerer(Generic[Source]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self.vlm.model).__name__}, {self.atlas!r}>"
+
+    def use_threads(self) -> AbstractContextManager[None]:
+        """Inside, torch computes with the threads of the model; see `Steerer.load`."""
+        return self.vlm.use_threads()
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -169,6 +179,7 @@ class Steerer(Generic[Source]):
         (result,) = self.explain_all(image, [plan], prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
         return result
 
+    @with_threads
     def explain_all(
         self,
         image: Any,
@@ -213,6 +224,7 @@ class Steerer(Generic[Source]):
             "settings": {concept.word: asdict(concept.settings) for concept in plan.concepts},
         }
 
+    @with_threads
     def captions(
         self,
         images: Sequence[Any],
@@ -262,6 +274,7 @@ class Steerer(Generic[Source]):
         with torch.inference_mode(False), torch.no_grad():
             return AllSubUnits.from_source(self.atlas, self.vlm.layer)
 
+    @with_threads
     def embeds(self, image: Any, plan: Plan | None = None) -> torch.Tensor:
         """Return the embeddings of an image under a plan, `(tokens, width)`: the language model's input for the image.
 
@@ -314,6 +327,7 @@ def steer(
     model: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    threads: int | None = None,
     prompt: str = PROMPT,
     max_new_tokens: int = 64,
     **settings: Unpack[SettingArguments],
@@ -329,6 +343,7 @@ def steer(
         model: another copy of the model; by default the id in the atlas.
         device: where the model computes.
         dtype: the model's number type; by default the one the atlas was built with.
+        threads: threads of torch while the model computes on a CPU; by default its size and the free cores decide.
         prompt: the question.
         max_new_tokens: the longest answer.
         **settings: mode, alpha, gamma, …: see `Settings`; by default those that measured best for the atlas.
@@ -340,7 +355,7 @@ def steer(
     """
     opened = open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
-    steerer = _load_steerer(*_locate_atlas(str(atlas)), model, device, dtype)
+    steerer = _load_steerer(*_locate_atlas(str(atlas)), model, device, dtype, threads)
     words = {"minus": minus, "plus": plus, "where": where}
     return steerer.steer(opened, **words, prompt=prompt, max_new_tokens=max_new_tokens, **settings)
 
@@ -364,6 +379,6 @@ def _locate_atlas(atlas: str) -> tuple[str, int]:
 
 @lru_cache(maxsize=2)
 def _load_steerer(
-    atlas: str, _written: int, model: str | None, device: str | None, dtype: str | None
+    atlas: str, _written: int, model: str | None, device: str | None, dtype: str | None, threads: int | None
 ) -> Steerer[Atlas]:
-    return Steerer.load(atlas, model=model, device=device, dtype=dtype)
+    return Steerer.load(atlas, model=model, device=device, dtype=dtype, threads=threads)

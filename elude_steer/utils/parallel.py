@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 
 from elude_steer.errors import EludeSteerError, ProcessError, SpecError
+from elude_steer.utils.threads import count_cores
 
 Piece = TypeVar("Piece")
 ERROR_FILE = "ELUDE_STEER_ERROR_FILE"  # a started process writes its error to this file for the one that started it
@@ -90,7 +91,7 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
         if started:
             # Barriers wait for the slowest piece, which may take hours; `launch` notices a dead process.
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
-        yield WorkerGroup(rank, world, threads or max(1, (os.cpu_count() or 1) // local))
+        yield WorkerGroup(rank, world, threads or max(1, count_cores() // local))
     finally:
         torch.set_num_threads(before)
         if started and torch.distributed.is_initialized():

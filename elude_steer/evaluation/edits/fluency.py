@@ -48,7 +48,7 @@ def likelihoods(
     for start in range(0, len(pairs), batch_size):
         batch = pairs[start : start + batch_size]
         indices = [image for image, _ in batch]
-        with resume_from(vlm, prefix, indices):
+        with vlm.use_threads(), resume_from(vlm, prefix, indices):
             values = _mean_log_probabilities(vlm, prefix.select(indices), [text for _, text in batch])
         means |= dict(zip(batch, values, strict=True))
     return [[means[image, text] for text in image_texts] for image, image_texts in enumerate(texts)]
