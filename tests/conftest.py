@@ -7,8 +7,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores, wh
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from importlib.util import find_spec
+
 import pytest
 from torch import nn
+
+from tests.helpers.checks import register_missing_operators
+
+if find_spec("torchvision"):  # before anything imports it
+    register_missing_operators()
 
 from elude_steer import toyland
 from elude_steer.cli.entry_point import main

@@ -247,14 +247,37 @@ def sweep(
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
 @click.option("--atlas", help="Use this atlas instead of the recipe's.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["checkpoint", "peft"]),
+    default="checkpoint",
+    show_default=True,
+    help="A checkpoint of transformers, or a LoRA adapter of peft.",
+)
+@click.option("--no-bias", is_flag=True, help="With --as peft: leave out the bias, and print the error on the image.")
+@click.option("--image", help="With --no-bias: measure on this image instead of the recipe's.")
 @with_options(*LOADING)
 def export(
-    recipe: str, out: Path, step: int, changes: tuple[str, ...], atlas: str | None, model: str | None, **loading: Any
+    recipe: str,
+    out: Path,
+    step: int,
+    changes: tuple[str, ...],
+    atlas: str | None,
+    model: str | None,
+    form: str,
+    no_bias: bool,
+    image: str | None,
+    **loading: Any,
 ) -> None:
     """Write the model with an edit of RECIPE in its weights to the folder OUT, as a Hugging Face checkpoint.
 
+    With `--as peft`, write only the edit, as a LoRA adapter of the steered layer. Some engines refuse adapters with a
+    bias; `--no-bias` leaves it out.
+
     \b
     elude-steer export toyland-cats steered-model --step 3
+    elude-steer export toyland-cats adapter --step 3 --as peft
     """  # noqa: D301
     from elude_steer.errors import SpecError
     from elude_steer.recipe_files import load_recipe
@@ -264,14 +287,24 @@ def export(
     if step > len(loaded.steps):
         raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
     chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
-    from elude_steer.steering.export import export
+    if no_bias and form != "peft":
+        raise SpecError("--no-bias is for adapters, and a checkpoint holds the bias: add --as peft, or leave it out.")
+    if no_bias and image is None and loaded.image is None:
+        raise SpecError(f"recipe '{loaded.name}' has no image to measure the error of --no-bias on; add --image FILE.")
+    opened = open_argument(str(image or loaded.image)) if no_bias else None
+    from elude_steer.steering.export import export, export_adapter, measure_bias_error
     from elude_steer.steering.run_recipe import step_settings
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
     steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
     plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **step_settings(chosen))
-    click.echo(export(steerer, plan, out))
+    if form == "peft":
+        click.echo(export_adapter(steerer, plan, out, bias=not no_bias))
+    else:
+        click.echo(export(steerer, plan, out))
+    if opened is not None:
+        print_note(str(measure_bias_error(steerer, plan, opened, loaded.prompt)))
 
 
 def _read_region(text: str | None) -> tuple[float, ...] | str | None:

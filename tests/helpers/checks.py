@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
 _libraries = []  # operators disappear with their library
@@ -14,7 +15,8 @@ def register_missing_operators():
     """Register what torchvision needs to import: built for CUDA, it lacks these next to a CPU build of torch."""
     import torch
 
-    if "cpu" not in torch.__version__:
+    matching = "cpu" in version("torchvision")  # a CPU build has them
+    if _libraries or matching or "cpu" not in torch.__version__:
         return
     library = torch.library.Library("torchvision", "DEF")
     _libraries.append(library)
