@@ -22,6 +22,7 @@ def demo(
     atlas: str,
     model: str | None,
     device: str | None,
+    threads: int | None,
     dtype: str | None,
     trust_remote_code: bool | None,
     host: str,
@@ -47,7 +48,9 @@ def demo(
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
-    steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    steerer = Steerer.load(
+        atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     serve(
         steerer,
         host=host,

@@ -11,7 +11,16 @@ from typing import Any
 
 import click
 
-from elude_steer.cli.options import format_number, hide_loading_bars, print_note, print_progress, print_table
+from elude_steer.cli.options import (
+    DEVICE,
+    THREADS,
+    format_number,
+    hide_loading_bars,
+    print_note,
+    print_progress,
+    print_table,
+    with_options,
+)
 
 
 @click.command()
@@ -21,7 +30,7 @@ from elude_steer.cli.options import format_number, hide_loading_bars, print_note
 @click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
 @click.option("--again", metavar="ATLAS", help="An atlas of a second run of the same build, to measure stability.")
 @click.option("--model", help="Another copy of the model [default: the one of the atlas].")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@with_options(DEVICE, THREADS)
 @click.option(
     "--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes to time for efficiency."
 )
@@ -37,6 +46,7 @@ def evaluate(
     again: str | None,
     model: str | None,
     device: str | None,
+    threads: int | None,
     runs: int,
     compiled: bool,
     head: str | None,
@@ -69,6 +79,7 @@ def evaluate(
         again=again,
         model=model,
         device=device,
+        threads=threads,
         warm_up=max(1, runs // 5),
         runs=runs,
         compiled=compiled,
@@ -94,8 +105,13 @@ def evaluate(
 )
 @click.option("--method", "methods", multiple=True, help="Compare only this method; may be repeated [default: all].")
 @click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one per core].")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads per process, for atlases [default: the cores of a process]."
+)
 @click.option("--small", is_flag=True, help="Run a small version of a few minutes, to try the command.")
-def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | None, small: bool) -> None:
+def compare(
+    work: Path, out: Path, methods: tuple[str, ...], processes: int | None, threads: int | None, small: bool
+) -> None:
     """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
 
     \b
@@ -107,16 +123,18 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
     from elude_steer.evaluation.compare.table import write_results
     from elude_steer.utils.files import check_folder
     from elude_steer.utils.parallel import launch
+    from elude_steer.utils.threads import count_cores
 
     hide_loading_bars()
     chosen = find_methods(methods or METHODS)
     check_folder(out)
     alone = "WORLD_SIZE" not in os.environ
-    count = processes or os.cpu_count() or 1
+    count = processes or count_cores()
     if alone and count > 1:
         options = ["--work", str(work), "--out", str(out), *(["--small"] if small else [])]
+        options += ["--threads", str(threads)] if threads else []
         launch(count, ["compare", *options, *(part for method in methods for part in ("--method", method))])
-    comparison = Comparison(work, SMALL if small else Size(), print_progress)
+    comparison = Comparison(work, SMALL if small else Size(), print_progress, threads)
     rows = comparison.run(chosen)  # reads the results if other processes have computed them
     if alone:
         click.echo(write_results(comparison, rows, out))
@@ -137,6 +155,7 @@ def compare(work: Path, out: Path, methods: tuple[str, ...], processes: int | No
 )
 @click.option("--images", help="Images to measure on [default: those of the spec].")
 @click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
+@with_options(DEVICE, THREADS)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write ablations.md and ablations.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ablate(
@@ -146,6 +165,8 @@ def ablate(
     work: Path,
     images: str | None,
     limit: int,
+    device: str | None,
+    threads: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -166,7 +187,17 @@ def ablate(
     for text in varied:
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
-    rows = build_each(spec, vary or None, work, images=images, limit=limit, settings=changes, log=print_progress)
+    rows = build_each(
+        spec,
+        vary or None,
+        work,
+        images=images,
+        limit=limit,
+        settings=changes,
+        device=device,
+        threads=threads,
+        log=print_progress,
+    )
     if out is not None:
         options = [f"--vary {text}" for text in varied] + [f"--set {text}" for text in changes]
         options += [f"--images {images}"] if images else []
@@ -198,7 +229,7 @@ def ablate(
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed of the drawn pairs.")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers, so that no question is asked twice.")
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@with_options(DEVICE, THREADS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def judge(
@@ -210,6 +241,7 @@ def judge(
     seed: int,
     work: Path | None,
     device: str | None,
+    threads: int | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -240,6 +272,7 @@ def judge(
         seed=seed,
         work=work,
         device=device,
+        threads=threads,
         confirm=confirm,
         log=print_note,
     )

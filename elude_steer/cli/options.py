@@ -12,8 +12,15 @@ import click
 
 from elude_steer.specs import Settings
 
+DEVICE = click.option("--device", help="Where to compute: cpu, cuda, mps.")
+THREADS = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads on a CPU [default: by the size of the model and the free cores].",
+)
 LOADING = (
-    click.option("--device", help="Where to compute: cpu, cuda, mps."),
+    DEVICE,
+    THREADS,
     click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
     click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher."),
 )

@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from elude_steer.cli.options import (
+    DEVICE,
     LOADING,
+    THREADS,
     hide_loading_bars,
     open_argument,
     print_note,
@@ -45,6 +47,7 @@ def steer(
     prompt: str | None,
     max_new_tokens: int,
     device: str | None,
+    threads: int | None,
     dtype: str | None,
     trust_remote_code: bool | None,
     heatmap: Path | None,
@@ -68,7 +71,9 @@ def steer(
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
-    steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    steerer = Steerer.load(
+        atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     if plan_only:
         plan = steerer.plan(minus=minus, plus=plus, where=region, **settings)
         click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
@@ -105,6 +110,7 @@ def run(
     image: str | None,
     atlas: str | None,
     device: str | None,
+    threads: int | None,
     dtype: str | None,
     trust_remote_code: bool | None,
     report: Path | None,
@@ -128,7 +134,9 @@ def run(
     for recipe in loaded:
         name = atlas or recipe.atlas
         if name not in steerers:
-            steerers[name] = Steerer.load(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+            steerers[name] = Steerer.load(
+                name, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+            )
         results = run_recipe(recipe, steerers[name], image)
         done.append((recipe, results))
         if not as_json:
@@ -153,9 +161,17 @@ def run(
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
 )
-@click.option("--device", help="Where to compute: cpu, cuda, mps.")
+@with_options(DEVICE, THREADS)
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or auto.")
-def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, device: str | None, dtype: str) -> None:
+def caption(
+    image: str,
+    model: str,
+    prompt: str | None,
+    max_new_tokens: int,
+    device: str | None,
+    threads: int | None,
+    dtype: str,
+) -> None:
     """Caption IMAGE (a path, or - for standard input) with greedy decoding.
 
     \b
@@ -166,7 +182,7 @@ def caption(image: str, model: str, prompt: str | None, max_new_tokens: int, dev
     from elude_steer.models.vlm import PROMPT, Vlm
 
     hide_loading_bars()
-    vlm = Vlm.load(model, device=device, dtype=dtype)
+    vlm = Vlm.load(model, device=device, dtype=dtype, threads=threads)
     click.echo(vlm.caption([opened], prompt or PROMPT, max_new_tokens)[0])
 
 

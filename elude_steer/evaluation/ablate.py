@@ -51,6 +51,8 @@ def ablate(
     images: Any = None,
     limit: int = 500,
     settings: Sequence[str] = (),
+    device: str | None = None,
+    threads: int | None = None,
     log: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Measure the spec as it is, and with every other value of each setting; it resumes where it stopped.
@@ -63,6 +65,8 @@ def ablate(
         images: images to measure on, preferably not those that the atlas is built from; by default the spec's own.
         limit: maximum number of images.
         settings: changes to the spec for all rows.
+        device: where the models run.
+        threads: threads on a CPU; by default as `build` and `evaluate` choose them.
         log: called with a line for each step.
     """
     plain = override(load_spec(spec), settings)
@@ -89,9 +93,11 @@ def ablate(
 
         def build_and_measure(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
             out = work / f"atlas-{key}"
-            atlas = build(spec, out=out, work=work / "stages", settings=changed, quiet=True)
+            atlas = build(spec, out=out, work=work / "stages", settings=changed, device=device, threads=threads)
             measures = ("faithfulness", "monosemanticity", "dictionary")
-            evaluation = evaluate(str(out), images=images, limit=limit, measures=measures)
+            evaluation = evaluate(
+                str(out), images=images, limit=limit, measures=measures, device=device, threads=threads
+            )
             numbers = {row.name: row.value for row in evaluation.rows}
             return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ from elude_steer.models.images import ImageSet, Item, image_set
 from elude_steer.models.vision import Tower
 from elude_steer.models.vlm import Vlm, limit_logits
 from elude_steer.specs import ModelSpec
+from elude_steer.utils.threads import check_threads
 
 
 def evaluate(
@@ -45,6 +47,7 @@ def evaluate(
     again: str | None = None,
     model: str | None = None,
     device: str | None = None,
+    threads: int | None = None,
     warm_up: int = 10,
     runs: int = 50,
     compiled: bool = False,
@@ -61,6 +64,7 @@ def evaluate(
         again: the atlas of another run of the same build, for the stability.
         model: another copy of the model.
         device: where the model runs.
+        threads: threads of torch while it computes on a CPU; by default the model's size and the free cores decide.
         warm_up: passes before the efficiency is measured; the paper has 100.
         runs: passes that are timed; the paper has 500.
         compiled: whether to time the model after `torch.compile`, as the paper does.
@@ -74,46 +78,50 @@ def evaluate(
     """
     measures = tuple(dict.fromkeys(measures))
     check_measures(measures, again, head)
+    check_threads(threads)
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
-    tower = load_atlas_tower(loaded, model, device)
+    tower = load_atlas_tower(loaded, model, device, threads)
     if other is not None:
         other.check(tower.layer, tower.read_stored)
     source = open_images(loaded, images, limit)
     items, r2, peaks = choose_items(source, limit), R2(), dict[str, Peaks]()
     with_r2, with_peaks = "faithfulness" in measures, "monosemanticity" in measures
-    if with_r2 or with_peaks:
-        log("what the layer sees")
-        items, r2, peaks = run_tower(loaded, tower, items, with_r2=with_r2, with_peaks=with_peaks)
-    scores = {kind: found.scores() for kind, found in peaks.items()}
-    silent = [float(found.silent.double().mean()) for found in peaks.values()]
-    del peaks  # gigabytes at full size, which must not count as memory of the model
     rows: list[Row] = []
-    for name in measures:
-        log(name)
-        if name == "faithfulness":
-            rows += _measure_faithfulness(loaded, tower, items, r2)
-            if head is not None:
-                names = [item.id for item in source.items()]
-                rows.append(
-                    Row(name, f"accuracy of '{head}'", *head_accuracy(head, loaded, items, names, device=device))
-                )
-        elif name == "monosemanticity":
-            rows += _measure_monosemanticity(list(scores.values()), silent, len(items))
-        elif name == "dictionary":
-            rows += _measure_dictionary(loaded, other, str(again), tower)
-        else:
-            (batch,) = islice(read_batches(items, 8), 1)
-            rows += _measure_efficiency(loaded, tower, [image for _, image in batch], warm_up, runs, compiled)
+    with tower.use_threads():
+        if with_r2 or with_peaks:
+            log("what the layer sees")
+            items, r2, peaks = run_tower(loaded, tower, items, with_r2=with_r2, with_peaks=with_peaks)
+        scores = {kind: found.scores() for kind, found in peaks.items()}
+        silent = [float(found.silent.double().mean()) for found in peaks.values()]
+        del peaks  # gigabytes at full size, which must not count as memory of the model
+        for name in measures:
+            log(name)
+            if name == "faithfulness":
+                rows += _measure_faithfulness(loaded, tower, items, r2)
+                if head is not None:
+                    names = [item.id for item in source.items()]
+                    rows.append(
+                        Row(name, f"accuracy of '{head}'", *head_accuracy(head, loaded, items, names, device=device))
+                    )
+            elif name == "monosemanticity":
+                rows += _measure_monosemanticity(list(scores.values()), silent, len(items))
+            elif name == "dictionary":
+                rows += _measure_dictionary(loaded, other, str(again), tower)
+            else:
+                (batch,) = islice(read_batches(items, 8), 1)
+                rows += _measure_efficiency(loaded, tower, [image for _, image in batch], warm_up, runs, compiled)
     unit_scores = scores.get("units")
     return Evaluation(loaded, tower, source.name, len(items), tuple(rows), scores.get("sub-units"), unit_scores)
 
 
-def load_atlas_tower(atlas: Atlas, model: str | None = None, device: str | None = None) -> Tower:
+def load_atlas_tower(
+    atlas: Atlas, model: str | None = None, device: str | None = None, threads: int | None = None
+) -> Tower:
     """The model that an atlas was built for, or another copy of it."""
     spec = atlas.about["spec"]["model"]
     tower = load_tower(ModelSpec(**{**spec, **({"id": model, "revision": None} if model else {})}), device)
     atlas.check(tower.layer, tower.read_stored)
-    return tower
+    return replace(tower, threads=threads)
 
 
 def open_images(atlas: Atlas, images: Any, limit: int) -> ImageSet:

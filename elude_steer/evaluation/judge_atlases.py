@@ -24,6 +24,7 @@ from elude_steer.evaluation.measures.llm_judges import (
     rank_methods,
 )
 from elude_steer.utils.files import check_folder, home
+from elude_steer.utils.threads import check_threads
 
 UNITS = "units before the split"
 
@@ -62,6 +63,7 @@ def judge_atlases(
     seed: int = 42,
     work: Path | None = None,
     device: str | None = None,
+    threads: int | None = None,
     confirm: Callable[[int], object] = lambda count: None,
     log: Callable[[str], object] = lambda line: None,
 ) -> Ranking:
@@ -76,10 +78,12 @@ def judge_atlases(
         seed: for the random draw of pairs.
         work: where replies are stored; by default below `ELUDE_STEER_HOME`.
         device: where the model runs.
+        threads: threads on a CPU; by default the model's size and the free cores decide.
         confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
         log: called with a line for each step.
     """
     check_judges(judges)
+    check_threads(threads)
     folder = check_folder(work) if work else home() / "work" / "judge"
     if not atlases or len(set(atlases)) < len(atlases):
         raise SpecError(f"name the atlases to judge, each once, not {', '.join(atlases) or 'none'}.")
@@ -95,7 +99,9 @@ def judge_atlases(
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
         log(f"finding the images that '{name}' fires for")
-        items, _, peaks = run_tower(atlas, load_atlas_tower(atlas, device=device), items, with_r2=False)
+        tower = load_atlas_tower(atlas, device=device, threads=threads)
+        with tower.use_threads():
+            items, _, peaks = run_tower(atlas, tower, items, with_r2=False)
         methods[name] = peaks["sub-units"].top(SIDE * SIDE)
         methods.setdefault(UNITS, peaks["units"].top(SIDE * SIDE))
     for name, rows in methods.items():

@@ -71,11 +71,13 @@ class Comparison:
         work: folder for everything that is made; a further run continues from it.
         size: how large it is.
         log: called with a line for each step.
+        threads: threads of each process while it builds atlases; by default its share of the cores.
     """
 
     work: Path
     size: Size = field(default_factory=Size)
     log: Callable[[str], object] = lambda line: None
+    threads: int | None = None
     _stores: dict[int, TokenStore] = field(default_factory=dict)
 
     @cached_property
@@ -134,8 +136,8 @@ class Comparison:
         if seed not in self._stores:  # all processes collect them together, before rows are distributed
             spec = replace(self.spec, tokens=replace(self.spec.tokens, seed=seed))
             images = image_set(spec.images.source, limit=spec.images.limit)
-            with worker_group(None, None) as workers:
-                tokens = collect_tokens(Build(self.vlm, images, spec, workers, self.work / "stages", True))
+            with worker_group(None, self.threads) as workers:
+                tokens = collect_tokens(Build(self.vlm, images, spec, workers, self.work / "stages", False))
             self._stores[seed] = TokenStore(tokens.path)
         return self._stores[seed]
 
@@ -150,7 +152,7 @@ class Comparison:
                 split=replace(self.spec.split, winner_rule=cast(Any, method.variant)),
             )
             with worker_group() as workers, self._count_cost(method, seed, run, workers):
-                build(spec, out=out, work=self.work / f"stages{again}", quiet=True)
+                build(spec, out=out, work=self.work / f"stages{again}", threads=self.threads)
         return Atlas.load(out)
 
     def dictionary(self, method: Method, seed: int, run: int = 0) -> Dictionary:
