@@ -22,6 +22,7 @@ from elude_steer.atlas.manifest import (
     download_atlas,
     find_atlas,
     read_manifest,
+    upload_atlas,
     write_manifest,
 )
 from elude_steer.atlas.weights import StoredParameters, check_weights
@@ -328,11 +329,6 @@ class Atlas:
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
         """Upload the atlas to the Hub; returns the address of the commit."""
-        from huggingface_hub import HfApi
-
         if self.folder is None:
             raise AtlasError("save the atlas before pushing it: `atlas.save(folder)`, then `Atlas.load(folder)`.")
-        api = HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        info = api.upload_folder(repo_id=repo_id, folder_path=self.folder, commit_message="Upload atlas")
-        return str(info.commit_url)
+        return upload_atlas(self.folder, repo_id, private=private, token=token)

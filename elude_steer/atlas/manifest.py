@@ -13,6 +13,7 @@ from typing import Any
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
 from elude_steer.specs import ModelSpec
 from elude_steer.utils.files import home, is_leftover, resolve_id, restore, write_file
+from elude_steer.utils.hub import is_cached, is_hub_id, why_unreachable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -86,7 +87,12 @@ def find_atlas(name: str | Path) -> Path | None:
         return path
     if str(name) in installed:
         return installed[str(name)]
-    if str(name).count("/") == 1 and not str(name).startswith((".", "~", "/")):
+    if is_hub_id(str(name)):
+        if not is_cached(str(name)) and (problem := why_unreachable()):
+            raise AtlasError(
+                f"atlas '{name}' is neither installed nor in the cache of the Hub's files, and {problem}; "
+                "`elude-steer atlases list` shows the installed ones."
+            )
         return None
     raise AtlasError(
         f"there is no atlas '{name}': it is neither a folder, nor a name under '{home() / 'atlases'}', nor a Hub id "
@@ -177,10 +183,29 @@ def download_atlas(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repo_id, revision=revision))
+        return Path(snapshot_download(repo_id, revision=revision, local_files_only=bool(why_unreachable())))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         cause = str(error).strip().splitlines()
         raise AtlasError(
             f"atlas '{repo_id}' is neither installed nor on the Hub ({cause[0] if cause else type(error).__name__}); "
             "`elude-steer atlases list` shows the installed ones."
         ) from error
+
+
+def upload_atlas(folder: Path, repo_id: str, *, private: bool, token: str | None) -> str:
+    """Upload an atlas to the Hub; returns the address of the commit."""
+    from huggingface_hub import HfApi
+
+    if problem := why_unreachable():
+        raise AtlasError(f"atlas '{folder}' was not uploaded: {problem}; connect to the Hub and push again.")
+    try:
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        info = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload atlas")
+    except Exception as error:  # the Hub's library and the two below it raise errors of many kinds
+        cause = str(error).strip().splitlines()
+        raise AtlasError(
+            f"atlas '{folder}' was not uploaded to '{repo_id}' ({cause[0] if cause else type(error).__name__}); "
+            "check the id (user/name), and log in with `hf auth login` or pass token=…."
+        ) from error
+    return str(info.commit_url)

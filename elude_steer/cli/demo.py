@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
-from elude_steer.cli.options import LOADING, hide_loading_bars, with_options
+from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, require_model, with_options
 
 
 @click.command()
-@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option(
+    "--atlas", callback=require_atlas, default="toyland", show_default=True, help="A folder, a name, or a Hub id."
+)
+@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
 @with_options(*LOADING)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to serve; the default is this machine alone."

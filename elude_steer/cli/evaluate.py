@@ -19,17 +19,24 @@ from elude_steer.cli.options import (
     print_note,
     print_progress,
     print_table,
+    require_atlas,
+    require_model,
     with_options,
 )
 
 
 @click.command()
-@click.argument("atlas")
+@click.argument("atlas", callback=require_atlas)
 @click.option("--measures", help="Some of faithfulness,monosemanticity,dictionary,efficiency [default: all].")
 @click.option("--images", help="Images to measure on [default: those of the atlas's spec].")
 @click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
-@click.option("--again", metavar="ATLAS", help="An atlas of a second run of the same build, to measure stability.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option(
+    "--again",
+    metavar="ATLAS",
+    callback=require_atlas,
+    help="An atlas of a second run of the same build, to measure stability.",
+)
+@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
 @with_options(DEVICE, THREADS)
 @click.option(
     "--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes to time for efficiency."

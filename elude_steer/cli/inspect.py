@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from elude_steer.cli.options import hide_loading_bars, print_note, print_rows
+from elude_steer.cli.options import hide_loading_bars, print_note, print_rows, require_atlas, require_model
 
 
 @click.group()
@@ -58,8 +58,8 @@ def show_atlas(name: str, as_json: bool) -> None:
 
 
 @atlases.command("check")
-@click.argument("name")
-@click.option("--model", help="Hub id or folder [default: the model the atlas was built for].")
+@click.argument("name", callback=require_atlas)
+@click.option("--model", callback=require_model, help="Hub id or folder [default: the model the atlas was built for].")
 @click.option("--revision", help="Revision of the model [default: the one the atlas was built for].")
 def check_atlas(name: str, model: str | None, revision: str | None) -> None:
     """Check that the atlas NAME is complete and fits its model, or another one."""
@@ -78,7 +78,7 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
 
 
 @click.command()
-@click.argument("atlas")
+@click.argument("atlas", callback=require_atlas)
 @click.option("--like", metavar="WORD", help="Show the sub-units that match a word, best first.")
 @click.option(
     "--by",

@@ -52,6 +52,25 @@ def _setting_option(item: Field[Any], kind: Any) -> Callable[..., Any]:
     return click.option(f"--{name}", type=kind if kind in (int, float) else str, help=text)
 
 
+def require_model(_context: click.Context, _parameter: click.Parameter, model: str | None) -> str | None:
+    """Refuse a Hub id that cannot be loaded here, before the libraries that load models are imported."""
+    from elude_steer.utils.files import resolve_id
+    from elude_steer.utils.hub import check_available
+
+    if model is not None:
+        check_available(resolve_id(model))
+    return model
+
+
+def require_atlas(_context: click.Context, _parameter: click.Parameter, atlas: str | None) -> str | None:
+    """Refuse an atlas that is neither here nor on the Hub, before torch is imported."""
+    from elude_steer.atlas.manifest import find_atlas
+
+    if atlas is not None:
+        find_atlas(atlas)
+    return atlas
+
+
 def open_argument(image: str) -> Any:
     """Open the image of a command's argument: a path, or - for standard input."""
     from pathlib import Path

@@ -16,6 +16,8 @@ from elude_steer.cli.options import (
     hide_loading_bars,
     open_argument,
     print_note,
+    require_atlas,
+    require_model,
     setting_options,
     with_options,
 )
@@ -25,8 +27,10 @@ from elude_steer.cli.options import (
 @click.argument("image")
 @click.option("--minus", multiple=True, metavar="WORD", help="A concept to remove; may be repeated.")
 @click.option("--plus", multiple=True, metavar="WORD", help="A concept to add; may be repeated.")
-@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option(
+    "--atlas", callback=require_atlas, default="toyland", show_default=True, help="A folder, a name, or a Hub id."
+)
+@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
 @click.option("--where", metavar="L,T,R,B", help="Region for plus words: a box in pixels, or the file of a mask.")
 @with_options(*setting_options())
 @click.option("--prompt", help="The question [default: Describe this image in one sentence.].")
@@ -99,7 +103,7 @@ def steer(
 @click.command()
 @click.argument("recipes", nargs=-1, required=True)
 @click.option("--image", help="Use this image instead of the recipe's.")
-@click.option("--atlas", help="Use this atlas instead of the recipe's.")
+@click.option("--atlas", callback=require_atlas, help="Use this atlas instead of the recipe's.")
 @with_options(*LOADING)
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a page with images and maps."
@@ -156,7 +160,9 @@ def run(
 
 @click.command()
 @click.argument("image")
-@click.option("--model", default="toyland/captioner", show_default=True, help="Hub id or folder.")
+@click.option(
+    "--model", callback=require_model, default="toyland/captioner", show_default=True, help="Hub id or folder."
+)
 @click.option("--prompt", help="The question [default: Describe this image in one sentence.].")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
@@ -204,8 +210,10 @@ def caption(
     show_default=True,
     help="The measure that ranks settings.",
 )
-@click.option("--atlas", default="toyland", show_default=True, help="A folder, a name, or a Hub id.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option(
+    "--atlas", callback=require_atlas, default="toyland", show_default=True, help="A folder, a name, or a Hub id."
+)
+@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
 @with_options(*LOADING)
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Number of lines.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="OUT.png", help="Plot success against kept.")
@@ -261,8 +269,8 @@ def sweep(
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Number of the recipe's edit.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the edit's settings: nu=all.")
-@click.option("--atlas", help="Use this atlas instead of the recipe's.")
-@click.option("--model", help="Another copy of the model [default: the one of the atlas].")
+@click.option("--atlas", callback=require_atlas, help="Use this atlas instead of the recipe's.")
+@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
 @click.option(
     "--as",
     "form",

@@ -15,6 +15,7 @@ import torch
 from elude_steer.errors import EludeSteerError, ModelError
 from elude_steer.specs import DTYPES
 from elude_steer.utils.files import resolve_id
+from elude_steer.utils.hub import check_available, why_unreachable
 
 
 def load_pretrained(
@@ -136,6 +137,9 @@ def _from_pretrained(
 ) -> Any:
     """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
     source = resolve_id(model_id)
+    check_available(source)
+    if not Path(source).is_dir() and why_unreachable():
+        options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
         return auto_class.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
 

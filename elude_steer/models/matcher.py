@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from elude_steer.errors import ModelError, StorageError
 from elude_steer.models.static_embedding import load_static_embedding
 from elude_steer.utils.files import home, read_array, resolve_id, write_array
+from elude_steer.utils.hub import check_available, why_unreachable
 
 _VECTORS: dict[str, np.ndarray] = {}  # vectors of vocabularies, by content and matcher
 _PROBES = ("dog", "a red car", "Häuser", "the sea at night", "42")
@@ -50,11 +52,18 @@ def load_matcher(
     return _load(resolve_id(id), id, revision, trust_remote_code, device or "cpu")
 
 
+def check_matcher(id: str) -> None:
+    """Raise if a matcher can be loaded neither from this machine nor from the Hub."""
+    if not os.environ.get("SENTENCE_TRANSFORMERS_HOME"):  # the library's own cache, if there is one
+        check_available(resolve_id(id), "matcher")
+
+
 @lru_cache(maxsize=4)
 def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Matcher:
     folder = Path(source)
     if source.startswith((".", "/")) and not folder.is_dir():
         raise ModelError(f"there is no folder '{id}' to load a matcher from; check matcher.id, or give a Hub id.")
+    check_matcher(id)
     try:
         model = load_static_embedding(folder, device) if folder.is_dir() else None
         if model is None:
@@ -78,7 +87,7 @@ def _load_sentence_transformer(source: str, revision: str | None, trust_remote_c
 
     from elude_steer.models.loading import hide_weight_bars
 
-    local = {"local_files_only": True} if Path(source).is_dir() else {}
+    local = {"local_files_only": True} if Path(source).is_dir() or why_unreachable() else {}
     options = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device, **local}
     with hide_weight_bars():
         return SentenceTransformer(source, **options)

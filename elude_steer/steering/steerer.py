@@ -20,7 +20,7 @@ from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, check_captions,
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
 from elude_steer.models.images import open_image
 from elude_steer.models.loading import as_dtype, check_device
-from elude_steer.models.matcher import Matcher
+from elude_steer.models.matcher import Matcher, check_matcher
 from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import SettingArguments
@@ -80,6 +80,8 @@ class Steerer(Generic[Source]):
         read_defaults(atlas)  # refuses an atlas that cannot be steered before its files are read
         loaded = Atlas.load(atlas)
         spec = check_captions(loaded.about)
+        if matcher := loaded.about["spec"].get("matcher"):
+            check_matcher(matcher["id"])  # before minutes of loading the model
         vlm = Vlm.load(
             model or spec.id,
             layer=loaded.about["layer"],
