@@ -29,10 +29,11 @@ _WARNING = (
 )
 _PIPELINE = f"""\
 ```python
+from PIL import Image
 from transformers import pipeline
 
 caption = pipeline("image-text-to-text", model="FOLDER")
-content = [{{"type": "image", "image": "photo.jpg"}}, {{"type": "text", "text": "{PROMPT}"}}]
+content = [{{"type": "image", "image": Image.open("photo.jpg")}}, {{"type": "text", "text": "{PROMPT}"}}]
 answer = caption(text=[{{"role": "user", "content": content}}], max_new_tokens=64, return_full_text=False)
 print(answer[0]["generated_text"])
 ```
