@@ -35,6 +35,7 @@ from elude_steer.models.images import ImageSet, Item, image_set
 from elude_steer.models.vision import Tower
 from elude_steer.models.vlm import Vlm, limit_logits
 from elude_steer.specs import ModelSpec
+from elude_steer.utils.progress import track
 from elude_steer.utils.threads import check_threads
 
 
@@ -183,7 +184,8 @@ def run_tower(
     if with_peaks:
         sub_units = atlas.sub_units(range(len(atlas)), tower.layer)
         peaks = {"sub-units": Peaks(len(atlas), len(weight)), "units": Peaks(len(weight), len(weight))}
-    for batch in read_batches(items, int(atlas.about["spec"]["tokens"]["batch_size"])):
+    size = int(atlas.about["spec"]["tokens"]["batch_size"])
+    for batch in track(read_batches(items, size), "encoding", "batches", -(-len(items) // size)):
         readable += [item for item, _ in batch]
         for tiles in tower.encode([image for _, image in batch]):  # (tiles, tokens, d_in)
             q = tiles[:, tower.token_indices(tiles.shape[1]).to(tiles.device)].flatten(0, 1)
@@ -203,7 +205,8 @@ def _measure_faithfulness(atlas: Atlas, tower: Tower, items: Sequence[Item], r2:
     if isinstance(tower, Vlm):
         explicit = split_layer(tower.layer, atlas.members().to(tower.device), atlas.units.to(tower.device))
         captioned = items[:50]
-        share = caption_agreement(tower, explicit, (item.read()[0] for item in captioned))
+        images = (item.read()[0] for item in captioned)
+        share = caption_agreement(tower, explicit, track(images, "captioning", "images", len(captioned)))
         # The name is a key of ablations.json, so it stays.
         rows.append(Row("faithfulness", f"same caption, {len(captioned)} pictures", share))
     return rows

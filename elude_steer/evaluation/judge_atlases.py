@@ -24,6 +24,7 @@ from elude_steer.evaluation.measures.llm_judges import (
     rank_methods,
 )
 from elude_steer.utils.files import check_folder, home
+from elude_steer.utils.progress import track
 from elude_steer.utils.threads import check_threads
 
 UNITS = "units before the split"
@@ -43,7 +44,7 @@ def draw_pairs(
     pairs = []
     for number, (one, other) in enumerate(combinations(methods, 2)):
         rng = np.random.default_rng([seed, number])
-        for index in range(count):
+        for index in track(range(count), "drawing", "pairs"):
             rows = [int(rng.integers(len(methods[name]))) for name in (one, other)]
             grids = [
                 make_grid([read_image(int(i)) for i in methods[name][row]])

@@ -10,6 +10,7 @@ from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.steering.apply_plans import resume_under_plans
 from elude_steer.steering.intervention import PreparedPlan
 from elude_steer.steering.plan import Plan
+from elude_steer.utils.progress import track
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
 Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
@@ -36,7 +37,7 @@ def caption_rows(
     prefix = run_prefix(vlm, images, prompt) if prefix is None else prefix
     rows = [(image, plan) for image, own in enumerate(plans) for plan in own]
     answers: list[str] = []
-    for batch in _batches(rows, prefix.tiles):
+    for batch in track(list(_batches(rows, prefix.tiles)), "captioning", "batches"):
         prepared = {plan: gather_weights(plan) for plan in dict.fromkeys(plan for _, plan in batch)}
         with resume_under_plans(vlm, prefix, [(image, prepared[plan]) for image, plan in batch]) as inputs:
             answers += vlm.answer(inputs, max_new_tokens)

@@ -149,11 +149,12 @@ def draw_scene(
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
     """Write scenes as PNG files, with one line of truth for each in `captions.jsonl`."""
     from elude_steer.utils.files import check_folder, new_folder, write_file
+    from elude_steer.utils.progress import track
 
     folder = check_folder(folder, new=True)
     lines = []
     with new_folder(folder) as new:
-        for number, scene in enumerate(scenes(seed, count)):
+        for number, scene in enumerate(track(scenes(seed, count), "drawing", "scenes", count)):
             name = f"scene-{number:04d}.png"
             scene.image.save(new / name)
             line: dict[str, object] = {

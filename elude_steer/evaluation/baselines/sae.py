@@ -18,6 +18,7 @@ from torch import nn
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import SAE_KINDS, SaeKind
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
+from elude_steer.utils.progress import track
 
 _NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that each level of Matryoshka uses
 _RELAXED = 1.0  # how far an archetype may leave the convex hull of the points
@@ -231,7 +232,7 @@ def train_sae(
     total = spec.epochs * (len(inputs) // size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, total))
     silent = torch.zeros(spec.latents, device=inputs.device)  # steps since each latent fired
-    for _ in range(spec.epochs):
+    for _ in track(range(spec.epochs), "training", "epochs"):
         order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
         for start in range(0, len(order) - size + 1, size):
             rows = order[start : start + size]

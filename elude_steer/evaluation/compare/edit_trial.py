@@ -20,6 +20,7 @@ from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import Vlm
 from elude_steer.steering.caption_batches import caption_unsteered
 from elude_steer.steering.steerer import Steerer
+from elude_steer.utils.progress import track
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +45,14 @@ class EditTrial:
     def baselines(self) -> list[str]:
         """Captions of the reported scenes without any edit."""
         captions: list[str] = []
-        for _, images in image_batches(self.vlm, self.reported.cases, lambda case: case.image, 32):
+        cases = track(self.reported.cases, "captioning", "scenes")
+        for _, images in image_batches(self.vlm, cases, lambda case: case.image, 32):
             captions += caption_unsteered(self.vlm, images)
         return captions
 
     def caption_agreement(self, dictionary: Dictionary) -> float:
         """Share of captions that stay the same when the dictionary's reconstruction replaces the layer's output."""
-        images = [case.image for case in self.reported.cases]
+        images = (case.image for case in track(self.reported.cases, "captioning", "scenes"))
         return caption_agreement(self.vlm, _Reconstruction(dictionary), images, size=32, baselines=self.baselines)
 
     def steer(self, latents: NamedDictionary, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

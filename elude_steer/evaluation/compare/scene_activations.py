@@ -16,6 +16,7 @@ from elude_steer.models.images import Item, image_set
 from elude_steer.models.vlm import Vlm
 from elude_steer.toyland.scenes import CLUTTER
 from elude_steer.utils.files import read_array, write_array
+from elude_steer.utils.progress import track
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,8 @@ class SceneActivations:
         paths = {name: folder / f"scenes-{seed}-{count}-{name}.npy" for name in names}
         if not all(path.exists() for path in paths.values()):
             rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
-            for item, scene in zip(items, toyland.scenes(seed, count), strict=True):
+            pairs = zip(items, toyland.scenes(seed, count), strict=True)
+            for item, scene in track(pairs, "encoding", "scenes", count):
                 list(cache.activations([item]))  # stores them
                 boxes = vlm.grid(scene.image.size).boxes.reshape(-1, 4)
                 rows["vectors"].append(encoder.embed_images([scene.image]).numpy())
@@ -62,13 +64,13 @@ class SceneActivations:
 
     def layer_inputs(self) -> Iterator[torch.Tensor]:
         """The layer's inputs of one scene after the other, `(tokens, d_in)` float32."""
-        for item in self.items:  # one by one: a batch of several rounds differently
+        for item in track(self.items, "reading", "scenes"):  # one by one: a batch of several rounds differently
             for _, inputs in self.cache.layer_inputs([item]):
                 yield inputs.flatten(0, 1).float()
 
     def activations(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Inputs `(tokens, d_in)` and stream `(tokens, d_out)` of one scene after the other, float32."""
-        for item in self.items:
+        for item in track(self.items, "reading", "scenes"):
             for _, (inputs, stream) in self.cache.activations([item]):
                 yield inputs.flatten(0, 1).float(), stream.flatten(0, 1).float()
 

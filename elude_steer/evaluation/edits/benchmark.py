@@ -22,6 +22,7 @@ from elude_steer.models.prefix_cache import image_batches, run_prefix
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
+from elude_steer.utils.progress import track
 
 _MAX_OBJECTS = 3  # in a scene of toyland
 
@@ -179,7 +180,7 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
     cases: list[Case] = []
     start = 0
     while len(cases) < count:
-        for scene in scenes(seed, count, start=start):
+        for scene in track(scenes(seed, count, start=start), "drawing", "scenes", count):
             if len(scene.things) >= min_objects and all(thing.visible >= min_visible for thing in scene.things):
                 cases.append(Case(scene.image, frozenset(scene.objects)))
         start += count
@@ -265,7 +266,8 @@ def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def caption_baselines(steerer: Steerer, world: World, prompt: str = PROMPT, batch_size: int = 32) -> list[str]:
     """The unsteered captions of all images."""
     captions: list[str] = []
-    for _, batch in image_batches(steerer.vlm, world.cases, lambda case: case.image, batch_size):
+    cases = track(world.cases, "captioning", "images")
+    for _, batch in image_batches(steerer.vlm, cases, lambda case: case.image, batch_size):
         captions += [caption for (caption,) in steerer.captions(batch, [[None]] * len(batch), prompt)]
     return captions
 
@@ -295,7 +297,8 @@ def run_edits(
     """
     with_likelihood = world.read("").well_formed is None if likelihood is None else likelihood
     outcomes: list[Outcome] = []
-    for part, images in image_batches(steerer.vlm, tasks, lambda task: world.cases[task.case].image, batch_size):
+    tracked = track(tasks, "editing", "images")
+    for part, images in image_batches(steerer.vlm, tracked, lambda task: world.cases[task.case].image, batch_size):
         plans = [[make_plan(task)] for task in part]
         if with_likelihood:
             prefix = run_prefix(steerer.vlm, images, prompt)

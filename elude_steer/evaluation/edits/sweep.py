@@ -36,6 +36,7 @@ from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key, versions
+from elude_steer.utils.progress import progress_bar
 
 By = Literal["harmonic", "clean", "success", "kept"]  # what the best settings maximize
 _IMAGES_PER_FILE = 16  # captioned together and cached in one file
@@ -105,18 +106,24 @@ def sweep(
     key = make_key("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
     folder = (work or home() / "work") / f"sweep-{key}"
     captions: list[list[str]] = []
-    for start in range(0, len(tasks), _IMAGES_PER_FILE):
-        part, path = tasks[start : start + _IMAGES_PER_FILE], folder / f"part-{start:06d}.json"
-        if not path.exists():
-            plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
-            new: list[list[str]] = []
-            for batch, images in image_batches(steerer.vlm, part, lambda task: world.cases[task.case].image, len(part)):
-                new += steerer.captions(images, plans[len(new) : len(new) + len(batch)], prompt)
-            text = json.dumps(new)
-            write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-        captions += json.loads(path.read_text(encoding="utf-8"))
-        if on_progress:
-            on_progress(len(part))
+
+    def read_image(task: Task) -> Any:
+        return world.cases[task.case].image
+
+    with progress_bar("sweeping", "images", len(tasks)) as advance:
+        for start in range(0, len(tasks), _IMAGES_PER_FILE):
+            part, path = tasks[start : start + _IMAGES_PER_FILE], folder / f"part-{start:06d}.json"
+            if not path.exists():
+                plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
+                new: list[list[str]] = []
+                for batch, images in image_batches(steerer.vlm, part, read_image, len(part)):
+                    new += steerer.captions(images, plans[len(new) : len(new) + len(batch)], prompt)
+                text = json.dumps(new)
+                write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+            captions += json.loads(path.read_text(encoding="utf-8"))
+            advance(len(part))
+            if on_progress:
+                on_progress(len(part))
     scored = []
     for number, point in enumerate(points):
         outcomes = [score_caption(world, task, row[number]) for task, row in zip(tasks, captions, strict=True)]

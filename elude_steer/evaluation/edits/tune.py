@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import list_atlases
 from elude_steer.errors import SpecError, StorageError
@@ -224,8 +222,7 @@ def _sweep_world(
     """The result, and its points in the same order."""
     check_criterion(by)
     grid = GRIDS[kind] if grid is None else grid
-    with tqdm(total=len(world.cases), desc="sweeping", unit=" images", disable=None) as bar:
-        points = sweep(steerer, world, kind, grid, prompt=prompt, on_progress=bar.update)
+    points = sweep(steerer, world, kind, grid, prompt=prompt)
     best = best_point(points, by, min_kept=min_kept)
     order = sorted(points, key=lambda point: (point is not best, -getattr(point.score, by)))
     columns: tuple[str, ...] = ("success", "kept", "harmonic", "clean", "invented")

@@ -15,6 +15,7 @@ from elude_steer.method.layers import split_layer
 from elude_steer.models.hooks import find_layer, swap_module
 from elude_steer.models.images import Item
 from elude_steer.models.loading import load_image_processor, load_pretrained
+from elude_steer.utils.progress import track
 
 
 def head_accuracy(
@@ -49,7 +50,7 @@ def head_accuracy(
         return torch.as_tensor(model(pixel_values=pixels.to(model.device)).logits)
 
     def batches() -> Iterator[tuple[list[Any], list[int]]]:
-        for start in range(0, len(items), size):
+        for start in track(range(0, len(items), size), "classifying", "batches"):
             yield [item.read()[0] for item in items[start : start + size]], classes[start : start + size]
 
     explicit = split_layer(layer, atlas.members().to(model.device), atlas.units.to(model.device))

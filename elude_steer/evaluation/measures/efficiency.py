@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from elude_steer.utils.memory import peak_megabytes, reset_peak
+from elude_steer.utils.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,24 @@ def measure_costs(
     cuda = device.type == "cuda"
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     peaks: dict[str, float | None] = {}
-    for name, variant in variants.items():
-        with variant():
-            run = compiler(call) if compiler is not None else call
-            for _ in range(warm_up):
-                _time_call(run, cuda)  # in inference mode too: another mode would compile again, and keep a graph
-            reset_peak(device)
-            for _ in range(runs if compiler is not None else 1):
-                seconds[name].append(_time_call(run, cuda))
-            peaks[name] = peak_megabytes(device)
-    if compiler is None:
-        for _ in range(runs - 1):
-            for name, variant in variants.items():
-                with variant():
-                    seconds[name].append(_time_call(call, cuda))
+    with progress_bar("timing", "passes", len(variants) * (warm_up + runs)) as advance:
+        for name, variant in variants.items():
+            with variant():
+                run = compiler(call) if compiler is not None else call
+                for _ in range(warm_up):
+                    _time_call(run, cuda)  # in inference mode too: another mode would compile again, and keep a graph
+                    advance(1)
+                reset_peak(device)
+                for _ in range(runs if compiler is not None else 1):
+                    seconds[name].append(_time_call(run, cuda))
+                    advance(1)
+                peaks[name] = peak_megabytes(device)
+        if compiler is None:
+            for _ in range(runs - 1):
+                for name, variant in variants.items():
+                    with variant():
+                        seconds[name].append(_time_call(call, cuda))
+                    advance(1)
     first = next(iter(variants))
     bare_peak = peaks[first]
     costs = {}

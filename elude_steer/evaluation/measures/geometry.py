@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from elude_steer.utils.progress import track
+
 _BLOCK = 1024  # rows of one product, to bound the memory
 
 
@@ -23,7 +25,7 @@ def collinearity(vectors: torch.Tensor) -> float:
     if len(unit) < 2:
         return 0.0
     largest = 0.0
-    for start in range(0, len(unit), _BLOCK):
+    for start in track(range(0, len(unit), _BLOCK), "comparing", "blocks"):
         cosines = (unit[start : start + _BLOCK] @ unit.T).abs()
         rows = torch.arange(len(cosines))
         cosines[rows, rows + start] = 0

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from elude_steer.utils.progress import track
+
 TOP_IMAGES = 100  # images of each sub-unit, as in the paper
 
 
@@ -70,7 +72,7 @@ class Peaks:
         """The MS-Score of each sub-unit, `(sub_units,)` float64; NaN where it never fires or always fires equally."""
         scores = torch.full((len(self.values),), torch.nan, dtype=torch.float64)
         span = (self.highest - self.lowest).double()
-        for number in ((self.highest > 0) & (span > 0)).nonzero()[:, 0].tolist():
+        for number in track(((self.highest > 0) & (span > 0)).nonzero()[:, 0].tolist(), "scoring", "sub-units"):
             filled = self.values[number] > -torch.inf
             weights = (self.values[number][filled].double() - self.lowest[number]) / span[number]
             scores[number] = ms_score(self.embeddings[number][filled], weights)

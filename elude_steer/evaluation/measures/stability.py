@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from elude_steer.evaluation.measures.geometry import normalize_rows
+from elude_steer.utils.progress import track
 
 
 def stability(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
@@ -25,7 +26,7 @@ def stability(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> flo
     if len(one) != len(other) or not len(one):
         raise ValueError(f"runs of {len(one)} and {len(other)} units cannot be compared; take two runs of one layer.")
     similarities = []
-    for a, b in zip(one, other, strict=True):
+    for a, b in track(zip(one, other, strict=True), "matching", "units", len(one)):
         if not len(a) and not len(b):
             continue  # a unit without vectors in both runs says nothing
         smaller, larger = min(len(a), len(b)), max(len(a), len(b))
