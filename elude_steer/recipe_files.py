@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from elude_steer.errors import SpecError, did_you_mean
+from elude_steer.errors import SpecError, StorageError, did_you_mean
 from elude_steer.specs import AtlasSpec, Recipe
+from elude_steer.utils.files import check_file, check_folder, write_file
 from elude_steer.utils.yaml_schema import parse_document
 
 
@@ -29,13 +31,19 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
         400000
     """
     path = find_recipe(path_or_name)
-    return parse_spec(_read_text(path), source=str(path))
+    text = _read_text(path)
+    if _steering_keys(text) > 0:
+        raise SpecError(f"'{path_or_name}' says what to change, not how to build an atlas: `elude-steer run {path}`.")
+    return parse_spec(text, source=str(path))
 
 
 def load_recipe(path_or_name: str | Path) -> Recipe:
     """Read the steering recipe in a YAML file, or the shipped one of that name; its images become full paths."""
     path = find_recipe(path_or_name)
-    recipe = parse_recipe(_read_text(path), str(path))
+    text = _read_text(path)
+    if _steering_keys(text) < 0:
+        raise SpecError(f"'{path_or_name}' says how to build an atlas, not what to change: `elude-steer build {path}`.")
+    recipe = parse_recipe(text, str(path))
 
     def full_path(name: str | None) -> str | None:
         return name and str((path.parent / name).resolve())
@@ -45,9 +53,71 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
 
 
 def load_any_recipe(path_or_name: str | Path) -> AtlasSpec | Recipe:
-    """Read a document of either kind; one with `steps` at its left edge is a steering recipe."""
-    is_steering = re.search(r"^steps\s*:", _read_text(find_recipe(path_or_name)), re.MULTILINE)
+    """Read a document of either kind."""
+    is_steering = _steering_keys(_read_text(find_recipe(path_or_name))) > 0
     return load_recipe(path_or_name) if is_steering else load_spec(path_or_name)
+
+
+def _steering_keys(text: str) -> int:
+    """How many more keys of a steering recipe than of a build spec YAML text has."""
+    keys = set(re.findall(r"^[{ ]*(\w+)\s*:", text, re.MULTILINE))
+    recipe, spec = ({field.name for field in fields(kind)} for kind in (Recipe, AtlasSpec))
+    return len(keys & (recipe - spec)) - len(keys & (spec - recipe))
+
+
+def require_image(recipe: Recipe) -> None:
+    """Raise if a recipe names no image."""
+    if recipe.image is None:
+        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `elude-steer run {recipe.name} --image FILE`.")
+
+
+def check_files(recipe: Recipe) -> None:
+    """Raise if the image or a mask of a loaded recipe is not there."""
+    files = {"image": recipe.image, **{f"steps[{n}].mask": step.mask for n, step in enumerate(recipe.steps)}}
+    missing = [(key, name) for key, name in files.items() if name is not None and not Path(name).is_file()]
+    if missing:
+        raise SpecError(
+            [f"recipe '{recipe.name}': {key}: there is no file '{name}'; correct the path." for key, name in missing]
+        )
+
+
+def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
+    """Copy a recipe, and its image and masks beside it, so that the copy can be changed and run.
+
+    Args:
+        path_or_name: a file, or the name of a shipped recipe.
+        target: a folder (there already, or with a `/` at its end), or a new file.
+
+    Returns:
+        The files that were written, the recipe first.
+    """
+    source = find_recipe(path_or_name)
+    text = _read_text(source)
+    if str(target).endswith("/") or Path(target).expanduser().is_dir():
+        path = check_folder(target) / source.name
+    else:
+        path = check_file(target, (".yaml", ".yml"))
+    copies = {path: b""}
+    names = _image_names(parse_recipe(text, str(source))) if _steering_keys(text) > 0 else ()
+    for name in names:
+        image = source.parent / name
+        if image.is_file():
+            copies[path.parent / image.name] = image.read_bytes()
+            text = re.sub(rf"((?:image|mask): *['\"]?){re.escape(name)}", rf"\g<1>{image.name}", text)
+    copies[path] = text.encode()
+    new = {place: data for place, data in copies.items() if not (place.is_file() and place.read_bytes() == data)}
+    for place in copies:
+        if os.path.lexists(place) and (place in new or place == path):
+            raise StorageError(f"'{place}' already exists; give another folder or name.")
+    for place, data in reversed(new.items()):  # the recipe last, when what it needs is there
+        write_file(place, lambda file, data=data: file.write(data))  # type: ignore[misc]
+    return list(new)
+
+
+def _image_names(recipe: Recipe) -> tuple[str, ...]:
+    """The files that a recipe names, as it names them."""
+    names = (recipe.image, *(step.mask for step in recipe.steps))
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _read_text(path: Path) -> str:

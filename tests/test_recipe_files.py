@@ -333,3 +333,63 @@ def test_a_step_has_a_box_or_a_mask_but_not_both(write_recipe):
 def test_a_mask_is_the_name_of_a_file(write_recipe, mask):
     (problem,) = steering_problems(write_recipe(f"name: a\natlas: b\nsteps:\n  - plus: [dog]\n    mask: {mask}\n"))
     assert problem.startswith(":5: steps[0].mask: must be text or null, not ")
+
+
+# Copies, and the files that a recipe names
+
+
+def test_a_copy_has_its_image_and_mask_beside_it(tmp_path):
+    from elude_steer.recipe_files import check_files, copy_recipe, load_recipe, recipes_dir
+
+    copied = copy_recipe("toyland-dog", f"{tmp_path}/r/")
+    assert [path.name for path in copied] == ["toyland-dog.yaml", "toyland-dog.png"]
+    recipe = load_recipe(tmp_path / "r" / "toyland-dog.yaml")
+    assert recipe.image == str(tmp_path / "r" / "toyland-dog.png")
+    check_files(recipe)
+    original = load_recipe(recipes_dir() / "steering" / "toyland-dog.yaml")
+    assert recipe.steps == original.steps
+    assert copied[0].read_text().startswith("# ")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "in.png").write_bytes(b"mask")
+    source = tmp_path / "own.yaml"
+    source.write_text("name: own\natlas: toyland\nsteps: [{minus: [dog], plus: [cat], mask: 'm/in.png'}]\n")
+    copy_recipe(source, tmp_path / "r")
+    assert load_recipe(tmp_path / "r" / "own.yaml").steps[0].mask == str(tmp_path / "r" / "in.png")
+
+
+def test_a_copy_replaces_nothing(tmp_path):
+    from elude_steer.errors import StorageError
+    from elude_steer.recipe_files import copy_recipe
+
+    (tmp_path / "toyland-dog.png").write_bytes(b"mine")
+    with pytest.raises(StorageError, match=r"toyland-dog\.png' already exists; give another folder or name"):
+        copy_recipe("toyland-dog", tmp_path / "my-dog.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["toyland-dog.png"]
+    (tmp_path / "toyland-dog.png").unlink()
+    copy_recipe("toyland-dog", tmp_path / "one.yaml")
+    assert [path.name for path in copy_recipe("toyland-dog", tmp_path / "two.yaml")] == ["two.yaml"]  # the same image
+    with pytest.raises(StorageError, match=r"one\.yaml' already exists"):
+        copy_recipe("toyland-dog", tmp_path / "one.yaml")
+
+
+def test_a_missing_image_and_mask_are_named(tmp_path):
+    from elude_steer.recipe_files import check_files, load_recipe
+
+    path = tmp_path / "r.yaml"
+    path.write_text("name: r\natlas: toyland\nimage: none.png\nsteps: [{minus: [dog], mask: m.png}]\n")
+    with pytest.raises(SpecError) as caught:
+        check_files(load_recipe(path))
+    assert [line.partition(";")[0] for line in caught.value.problems] == [
+        f"recipe 'r': image: there is no file '{tmp_path}/none.png'",
+        f"recipe 'r': steps[0].mask: there is no file '{tmp_path}/m.png'",
+    ]
+
+
+def test_a_steering_recipe_without_steps_is_called_what_it_is(tmp_path):
+    from elude_steer.recipe_files import load_any_recipe
+
+    path = tmp_path / "r.yaml"
+    path.write_text("name: r\natlas: toyland\n")
+    with pytest.raises(SpecError) as caught:
+        load_any_recipe(path)
+    assert caught.value.problems == (f"{path}:1: steps: missing, and has no default: give it a list.",)

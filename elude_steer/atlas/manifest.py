@@ -148,6 +148,15 @@ def check_target(folder: Path) -> Path:
     return target
 
 
+def check_not_shipped(name: str, folder: Path | None) -> Path:
+    """Return the folder of an atlas that may be changed; raise if it comes with the package."""
+    if folder is None or Path(__file__).resolve().parents[1] in folder.resolve().parents:
+        raise StorageError(
+            f"atlas '{name}' is shipped with the package and is read-only; copy it, or pass the settings."
+        )
+    return folder
+
+
 def check_name(name: str) -> str:
     """Return the name if it can be that of a folder under `ELUDE_STEER_HOME/atlases`; raise if not."""
     if not re.fullmatch(r"[\w][\w .+-]*", name) or name.endswith((" ", ".")):

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from elude_steer.cli.options import hide_loading_bars, show_log
+from elude_steer.cli.checks import check_images, check_spec
+from elude_steer.cli.options import DEVICE, hide_loading_bars, show_log, with_options
 
 
 @click.command()
@@ -18,7 +19,7 @@ from elude_steer.cli.options import hide_loading_bars, show_log
     "--out", type=click.Path(), help="Folder of the atlas [default: its name under ELUDE_STEER_HOME/atlases]."
 )
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the spec: clusters.top_k=5000.")
-@click.option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")
+@with_options(DEVICE)
 @click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: 1, or torchrun's].")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads per process, one core each [default: all cores].")
 @click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
@@ -30,6 +31,21 @@ def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
     elude-steer build llava-onevision-0.5b --images photos/ --set clusters.top_k=5000 --out my-atlas
     torchrun --nproc_per_node 4 -m elude_steer build dinov2-base-layer12 --images imagenet/train
     """  # noqa: D301
+    from elude_steer.atlas.manifest import check_name, check_target
+    from elude_steer.errors import SpecError
+    from elude_steer.utils.files import check_folder
+
+    loaded = check_spec(spec, settings)
+    if options["out"] is None:
+        check_name(loaded.name)
+    else:
+        check_target(check_folder(options["out"]))
+    if options["work"] is not None:
+        check_folder(options["work"])
+    source = options["images"] if options["images"] is not None else loaded.images.source
+    if source is None:
+        raise SpecError(f"spec '{loaded.name}' leaves the probing images open; pass --images FOLDER (images=…).")
+    check_images(source)
     from elude_steer.atlas.build.pipeline import build
 
     if options["quiet"] or not sys.stderr.isatty():

@@ -39,12 +39,14 @@ def demo(
     elude-steer demo
     elude-steer demo --atlas my-atlas --device cuda --auth me:secret
     """  # noqa: D301
+    from elude_steer.atlas.manifest import read_defaults
     from elude_steer.errors import SpecError
     from elude_steer.utils import optional
 
     name, colon, password = (auth or "").partition(":")
     if auth is not None and not (name and colon and password):
         raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
+    read_defaults(atlas)  # refuses an atlas that cannot be steered
     optional.require("gradio", "the demo")
     from elude_steer.demo.launch import serve
     from elude_steer.steering.steerer import Steerer

@@ -56,12 +56,20 @@ def main() -> None:
         warnings.simplefilter("always", EludeSteerWarning)
         warnings.showwarning = lambda message, *_, **__: print_note(message)
         try:
-            cli(standalone_mode=False)
+            cli(prog_name="elude-steer", standalone_mode=False)
         except EludeSteerError as error:
             _fail(str(error))
-        except click.ClickException as error:
+        except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "elude-steer"
+            message = " ".join(error.format_message().split())
+            _fail(
+                f"{message}{'' if message.endswith(('.', '?', '!')) else '.'} See `{command} --help`.", error.exit_code
+            )
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             _fail("stopped; finished work is kept, run the same command again to go on.", 130)
         except BrokenPipeError:  # `elude-steer … | head`

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from elude_steer.cli.checks import check_images, check_spec, check_variations
 from elude_steer.cli.options import (
     DEVICE,
     THREADS,
@@ -66,18 +67,21 @@ def evaluate(
     elude-steer evaluate toyland --limit 200 --out evaluation
     elude-steer evaluate my-atlas --measures monosemanticity,dictionary --images photos
     """  # noqa: D301
-    from elude_steer.evaluation.evaluate import MEASURES
-    from elude_steer.evaluation.evaluate import evaluate as measure
+    from elude_steer.evaluation.measures import MEASURES, check_measures
     from elude_steer.utils.files import check_folder
 
-    hide_loading_bars()
     if out is not None:
         check_folder(out)
+    names = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
+    check_measures(names, again, head)
+    check_images(images)
+    from elude_steer.evaluation.evaluate import evaluate as measure
+
+    hide_loading_bars()
     if compiled:  # torch prints pages about what it cannot compile
         import logging
 
         logging.getLogger("torch").setLevel(logging.ERROR)
-    names = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
     result = measure(
         atlas,
         images=images,
@@ -126,15 +130,17 @@ def compare(
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
     """  # noqa: D301
     from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size, find_methods
+    from elude_steer.utils.files import check_folder
+
+    chosen = find_methods(methods or METHODS)
+    for folder in (work, out):
+        check_folder(folder)
     from elude_steer.evaluation.compare.run import Comparison
     from elude_steer.evaluation.compare.table import write_results
-    from elude_steer.utils.files import check_folder
     from elude_steer.utils.parallel import launch
     from elude_steer.utils.threads import count_cores
 
     hide_loading_bars()
-    chosen = find_methods(methods or METHODS)
-    check_folder(out)
     alone = "WORLD_SIZE" not in os.environ
     count = processes or count_cores()
     if alone and count > 1:
@@ -183,17 +189,20 @@ def ablate(
     elude-steer ablate toyland --work work --images toyland:77001 --vary clusters.selection=leaf,eom
     elude-steer ablate toyland --work work --vary tokens.per_image=16,48 --vary clusters.top_k=1000,4000
     """  # noqa: D301
-    from elude_steer.evaluation.ablate import ablate as build_each
-    from elude_steer.evaluation.ablate import write_rows
     from elude_steer.utils.files import check_folder
 
-    hide_loading_bars()
-    if out is not None:
-        check_folder(out)
     vary: dict[str, list[str]] = {}
     for text in varied:
         name, _, values = text.partition("=")
         vary.setdefault(name.strip(), []).extend(value.strip() for value in values.split(",") if value.strip())
+    check_variations(check_spec(spec, changes), vary)
+    for folder in (work, *([] if out is None else [out])):
+        check_folder(folder)
+    check_images(images)
+    from elude_steer.evaluation.ablate import ablate as build_each
+    from elude_steer.evaluation.ablate import write_rows
+
+    hide_loading_bars()
     rows = build_each(
         spec,
         vary or None,
@@ -258,9 +267,17 @@ def judge(
     elude-steer judge toyland --judge qwen3-vl@http://localhost:8000/v1
     elude-steer judge one-atlas another --judge gpt-5@https://api.openai.com/v1#OPENAI_API_KEY --pairs 20
     """  # noqa: D301
-    from elude_steer.evaluation.measures.llm_judges import read_judge
+    from elude_steer.atlas.manifest import find_atlas
+    from elude_steer.evaluation.measures.llm_judges import check_judges, read_judge
+    from elude_steer.utils.files import check_folder
 
     parsed = [read_judge(text) for text in judges]
+    check_judges(parsed)
+    for name in atlases:
+        find_atlas(name)
+    check_images(images)
+    if work is not None:
+        check_folder(work)
     from elude_steer.evaluation.judge_atlases import judge_atlases
 
     hide_loading_bars()

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from elude_steer.cli.checks import check_steps
 from elude_steer.cli.options import hide_loading_bars, print_note, print_rows, require_atlas, require_model
 
 
@@ -100,6 +101,10 @@ def concepts(
     elude-steer concepts toyland
     elude-steer concepts toyland --like puppy --limit 5
     """  # noqa: D301
+    from elude_steer.atlas.matching import normalize_word
+
+    if like is not None:
+        normalize_word(like)
     from elude_steer.atlas.atlas import Atlas
 
     loaded = Atlas.load(atlas)
@@ -163,18 +168,13 @@ def show_recipe(name: str) -> None:
 @click.argument("name")
 @click.argument("target", default=".")
 def copy_recipe(name: str, target: str) -> None:
-    """Copy the recipe NAME to TARGET (a folder or a new file), to edit it."""
-    from elude_steer.errors import StorageError
-    from elude_steer.recipe_files import find_recipe
-    from elude_steer.utils.files import write_file
+    """Copy the recipe NAME to TARGET (a folder, or a new .yaml file), to edit it; its image is copied beside it."""
+    from elude_steer.recipe_files import copy_recipe
 
-    source = find_recipe(name)
-    path = Path(target) / source.name if target.endswith("/") or Path(target).is_dir() else Path(target)
-    if path.exists():
-        raise StorageError(f"'{path}' already exists; give another name.")
-    data = source.read_bytes()
-    write_file(path, lambda file: file.write(data))
+    path, *images = copy_recipe(name, target)
     click.echo(path)
+    for image in images:
+        print_note(f"its image: {image}")
 
 
 @recipes.command("check")
@@ -182,12 +182,16 @@ def copy_recipe(name: str, target: str) -> None:
 def check_recipes(files: tuple[str, ...]) -> None:
     """Check each of FILES (or names of shipped recipes), and report all problems."""
     from elude_steer.errors import SpecError
-    from elude_steer.recipe_files import load_any_recipe
+    from elude_steer.recipe_files import check_files, load_any_recipe
+    from elude_steer.specs import Recipe
 
     problems: list[str] = []
     for name in files:
         try:
-            load_any_recipe(name)
+            loaded = load_any_recipe(name)
+            if isinstance(loaded, Recipe):
+                check_files(loaded)
+                check_steps(loaded)
             click.echo(f"{name}: valid")
         except SpecError as error:
             problems += error.problems

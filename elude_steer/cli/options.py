@@ -10,9 +10,21 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
-from elude_steer.specs import Settings
+from elude_steer.specs import DTYPES, Settings
 
-DEVICE = click.option("--device", help="Where to compute: cpu, cuda, mps.")
+# What torch calls devices; "gpu" is not among them.
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mlu", "musa", "mtia", "xla", "meta")
+
+
+def _check_device(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Refuse what no torch calls a device, before torch is loaded."""
+    name, colon, number = (value or "cpu").partition(":")
+    if name not in _DEVICES or (colon and not number.isdecimal()):
+        raise click.BadParameter(f"'{value}' is not a device; use cpu, cuda, cuda:1 or mps.")
+    return value
+
+
+DEVICE = click.option("--device", callback=_check_device, help="Where to compute: cpu, cuda, cuda:1, mps.")
 THREADS = click.option(
     "--threads",
     type=click.IntRange(min=1),
@@ -21,7 +33,7 @@ THREADS = click.option(
 LOADING = (
     DEVICE,
     THREADS,
-    click.option("--dtype", help="float32, bfloat16, float16 or auto [default: as the atlas was built]."),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Number type [default: as the atlas was built]."),
     click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher."),
 )
 
@@ -53,21 +65,28 @@ def _setting_option(item: Field[Any], kind: Any) -> Callable[..., Any]:
 
 
 def require_model(_context: click.Context, _parameter: click.Parameter, model: str | None) -> str | None:
-    """Refuse a Hub id that cannot be loaded here, before the libraries that load models are imported."""
+    """Refuse a model that cannot be loaded here, before the libraries that load models are imported."""
+    import os
+
+    from elude_steer.errors import ModelError
     from elude_steer.utils.files import resolve_id
     from elude_steer.utils.hub import check_available
 
     if model is not None:
-        check_available(resolve_id(model))
+        source = resolve_id(model)
+        is_path = not source.strip() or source.startswith((".", "/")) or source.count("/") > 1
+        if is_path and not os.path.isdir(source):  # noqa: PTH112, Path raises on a text that is too long for a name
+            raise ModelError(f"there is no folder '{model}' to load a model from; check the path, or give a Hub id.")
+        check_available(source)
     return model
 
 
 def require_atlas(_context: click.Context, _parameter: click.Parameter, atlas: str | None) -> str | None:
     """Refuse an atlas that is neither here nor on the Hub, before torch is imported."""
-    from elude_steer.atlas.manifest import find_atlas
+    from elude_steer.atlas.manifest import find_atlas, read_manifest
 
-    if atlas is not None:
-        find_atlas(atlas)
+    if atlas is not None and (folder := find_atlas(atlas)) is not None:
+        read_manifest(folder)
     return atlas
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from elude_steer.cli.checks import check_coco, check_edit, check_grid, check_steps, split_words
 from elude_steer.cli.options import (
     DEVICE,
     LOADING,
@@ -21,12 +23,15 @@ from elude_steer.cli.options import (
     setting_options,
     with_options,
 )
+from elude_steer.specs import DTYPES
 
 
 @click.command()
 @click.argument("image")
-@click.option("--minus", multiple=True, metavar="WORD", help="A concept to remove; may be repeated.")
-@click.option("--plus", multiple=True, metavar="WORD", help="A concept to add; may be repeated.")
+@click.option(
+    "--minus", multiple=True, metavar="WORD,…", help="Concepts to remove, separated by commas; may be repeated."
+)
+@click.option("--plus", multiple=True, metavar="WORD,…", help="Concepts to add, separated by commas; may be repeated.")
 @click.option(
     "--atlas", callback=require_atlas, default="toyland", show_default=True, help="A folder, a name, or a Hub id."
 )
@@ -65,12 +70,14 @@ def steer(
     elude-steer steer dog.png --minus dog
     elude-steer steer dog.png --minus dog --plus biker --heatmap where.png
     """  # noqa: D301
-    from elude_steer.steering.settings import merge_settings
+    from elude_steer.utils.files import IMAGE_ENDINGS, check_file
 
-    opened = open_argument(image)
-    region = _read_region(where)
     settings["nu"] = _read_nu(settings["nu"])
-    merge_settings(settings)  # refuses wrong values before a model is loaded
+    words: dict[str, Any] = {"minus": split_words(minus), "plus": split_words(plus), "where": _read_region(where)}
+    if heatmap is not None:
+        heatmap = check_file(heatmap, IMAGE_ENDINGS)
+    opened = open_argument(image)
+    check_edit(atlas, **words, settings=settings, size=opened.size)
     from elude_steer.models.vlm import PROMPT
     from elude_steer.steering.steerer import Steerer
 
@@ -79,18 +86,10 @@ def steer(
         atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
     )
     if plan_only:
-        plan = steerer.plan(minus=minus, plus=plus, where=region, **settings)
+        plan = steerer.plan(**words, **settings)
         click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
-    result = steerer.steer(
-        opened,
-        minus=minus,
-        plus=plus,
-        where=region,
-        prompt=prompt or PROMPT,
-        max_new_tokens=max_new_tokens,
-        **settings,
-    )
+    result = steerer.steer(opened, **words, prompt=prompt or PROMPT, max_new_tokens=max_new_tokens, **settings)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
@@ -126,9 +125,20 @@ def run(
     elude-steer run toyland-dog toyland-train --report out.html
     elude-steer run llava-train --image train.jpg --device cuda
     """  # noqa: D301
-    from elude_steer.recipe_files import load_recipe
+    from elude_steer.models.images import open_image
+    from elude_steer.recipe_files import check_files, load_recipe, require_image
+    from elude_steer.utils.files import REPORT_ENDINGS, check_file
 
+    if report is not None:
+        report = check_file(report, REPORT_ENDINGS)
     loaded = [load_recipe(name) for name in recipes]
+    given = None if image is None else open_image(Path(image))
+    for recipe in loaded:
+        if given is None:
+            require_image(recipe)
+            check_files(recipe)
+        opened = open_image(recipe.image) if given is None else given
+        check_steps(recipe, atlas or recipe.atlas, opened.size)
     from elude_steer.steering.run_recipe import format_table, run_recipe
     from elude_steer.steering.steerer import Steerer
 
@@ -141,7 +151,7 @@ def run(
             steerers[name] = Steerer.load(
                 name, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
             )
-        results = run_recipe(recipe, steerers[name], image)
+        results = run_recipe(recipe, steerers[name], given)
         done.append((recipe, results))
         if not as_json:
             click.echo(("" if len(done) == 1 else "\n") + f"{recipe.name}\n{format_table(results)}")
@@ -168,7 +178,7 @@ def run(
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
 )
 @with_options(DEVICE, THREADS)
-@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16, float16 or auto.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Number type.")
 def caption(
     image: str,
     model: str,
@@ -249,10 +259,15 @@ def sweep(
     """  # noqa: D301
     _check_sweep_flags(image)
     grid = _read_grid(grids)
+    check_grid(grid)
+    if image is None:
+        _check_many_images(scenes, coco, plot, atlas if defaults else None)
+    else:
+        _check_one_image(str(minus), plus, write, atlas)
+    opened = None if image is None else open_argument(image)
     from elude_steer.evaluation.edits import tune
     from elude_steer.steering.steerer import Steerer
 
-    opened = None if image is None else open_argument(image)
     hide_loading_bars()
     steerer = Steerer.load(atlas, model=model, **loading)
     if opened is not None:
@@ -280,7 +295,7 @@ def sweep(
     help="A checkpoint of transformers, or a LoRA adapter of peft.",
 )
 @click.option("--no-bias", is_flag=True, help="With --as peft: leave out the bias, and print the error on the image.")
-@click.option("--image", help="With --no-bias: measure on this image instead of the recipe's.")
+@click.option("--image", help="Compare captions on this image instead of the recipe's.")
 @with_options(*LOADING)
 def export(
     recipe: str,
@@ -297,17 +312,22 @@ def export(
     """Write the model with an edit of RECIPE in its weights to the folder OUT, as a Hugging Face checkpoint.
 
     With `--as peft`, write only the edit, as a LoRA adapter of the steered layer. Some engines refuse adapters with a
-    bias; `--no-bias` leaves it out.
+    bias; `--no-bias` leaves it out. The captions of the recipe's image before and after go to standard error.
 
     \b
-    elude-steer export toyland-cats steered-model --step 3
-    elude-steer export toyland-cats adapter --step 3 --as peft
+    elude-steer export toyland-teddy steered --step 3 --set mode=scale --set nu=all --set kappa=24
+    elude-steer export toyland-teddy adapter --step 3 --set mode=scale --set nu=all --set kappa=24 --as peft
     """  # noqa: D301
+    from dataclasses import asdict
+
     from elude_steer.errors import SpecError
     from elude_steer.recipe_files import load_recipe
+    from elude_steer.steering.plan import check_foldable
+    from elude_steer.utils.files import check_folder
     from elude_steer.utils.yaml_schema import override
 
     loaded = load_recipe(recipe)
+    check_folder(out, new=True)
     if step > len(loaded.steps):
         raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
     chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
@@ -315,7 +335,11 @@ def export(
         raise SpecError("--no-bias is for adapters, and a checkpoint holds the bias: add --as peft, or leave it out.")
     if no_bias and image is None and loaded.image is None:
         raise SpecError(f"recipe '{loaded.name}' has no image to measure the error of --no-bias on; add --image FILE.")
-    opened = open_argument(str(image or loaded.image)) if no_bias else None
+    source = image or loaded.image
+    opened = None if source is None else open_argument(source)
+    settings = asdict(chosen.settings)
+    concepts = check_edit(atlas or loaded.atlas, chosen.minus, chosen.plus, chosen.region, settings)
+    check_foldable(concepts)
     from elude_steer.steering.export import export, export_adapter, measure_bias_error
     from elude_steer.steering.run_recipe import step_settings
     from elude_steer.steering.steerer import Steerer
@@ -323,12 +347,30 @@ def export(
     hide_loading_bars()
     steerer = Steerer.load(atlas or loaded.atlas, model=model, **loading)
     plan = steerer.plan(minus=chosen.minus, plus=chosen.plus, where=chosen.region, **step_settings(chosen))
+    captions = opened and steerer.captions([opened], [[None, plan]], loaded.prompt, loaded.max_new_tokens)[0]
     if form == "peft":
         click.echo(export_adapter(steerer, plan, out, bias=not no_bias))
     else:
         click.echo(export(steerer, plan, out))
-    if opened is not None:
+    _print_captions(captions)
+    if no_bias and opened is not None:
         print_note(str(measure_bias_error(steerer, plan, opened, loaded.prompt)))
+
+
+def _print_captions(captions: Sequence[str] | None) -> None:
+    """Print on stderr what an exported edit changes in the caption of an image."""
+    if captions is None:
+        print_note("the recipe has no image, so nobody knows what the edit changes; add --image FILE to see it.")
+        return
+    before, after = captions
+    if before == after:
+        print_note(
+            f"the edit does not change the caption of the image, '{before}'; try more sub-units (--set kappa=…) or a "
+            "stronger gain (--set gamma=…)."
+        )
+        return
+    click.echo(f"before: {before}", err=True)
+    click.echo(f"after:  {after}", err=True)
 
 
 def _read_region(text: str | None) -> tuple[float, ...] | str | None:
@@ -355,11 +397,9 @@ def _read_nu(text: str | None) -> int | str | None:
 
 def _save_heatmaps(result: Any, path: Path) -> None:
     """Write one image with the heatmaps of all words side by side."""
-    import io
-
     from PIL import Image
 
-    from elude_steer.utils.files import write_file
+    from elude_steer.utils.files import write_image
     from elude_steer.utils.plotting import add_title
 
     heatmaps = [add_title(result.heatmap(word), word) for word in result.maps]
@@ -370,9 +410,36 @@ def _save_heatmaps(result: Any, path: Path) -> None:
     for heatmap in heatmaps:
         sheet.paste(heatmap, (left, 0))
         left += heatmap.width
-    data = io.BytesIO()
-    sheet.save(data, "PNG")
-    write_file(path, lambda file: file.write(data.getvalue()))
+    write_image(path, sheet)
+
+
+def _check_many_images(scenes: str, coco: tuple[str, str] | None, plot: Path | None, changed_atlas: str | None) -> None:
+    """Refuse a sweep of many images for what is wrong without a model."""
+    from elude_steer.atlas.manifest import check_not_shipped, find_atlas
+    from elude_steer.evaluation.edits import parse_scenes
+    from elude_steer.utils.files import IMAGE_ENDINGS, check_file
+
+    if coco:
+        check_coco(*coco)
+    else:
+        parse_scenes(scenes)
+    if plot is not None:
+        check_file(plot, IMAGE_ENDINGS)
+    if changed_atlas is not None and (folder := find_atlas(changed_atlas)) is not None:
+        check_not_shipped(changed_atlas, folder)
+
+
+def _check_one_image(minus: str, plus: str | None, write: Path | None, atlas: str) -> None:
+    """Refuse a sweep of one image for what is wrong without a model."""
+    from elude_steer.errors import SpecError
+    from elude_steer.utils.files import check_new_recipe
+
+    for flag, text in (("--minus", minus), ("--plus", plus)):
+        if text is not None and "," in text:
+            raise SpecError(f"{flag} is '{text}'; settings are tried for one concept at a time: {flag} dog.")
+    if write is not None:
+        check_new_recipe(write)
+    check_edit(atlas, [minus], [] if plus is None else [plus])
 
 
 def _check_sweep_flags(image: str | None) -> None:

@@ -19,7 +19,7 @@ from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.images import open_image
 from elude_steer.models.saving import has_video_part, save_processor
 from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
-from elude_steer.steering.plan import Plan
+from elude_steer.steering.plan import NOT_LINEAR, Plan
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import check_folder, new_folder, write_file
 
@@ -208,10 +208,7 @@ def _fold(steerer: Steerer[Atlas], plan: Plan) -> tuple[torch.Tensor, torch.Tens
     if not plan.has_effect:
         raise SpecError("the plan changes nothing, so the checkpoint would be the model; name a word in minus or plus.")
     if not plan.is_linear:
-        raise SpecError(
-            "only an edit of every patch can be weights; this plan chooses patches, or sets values, for each image. "
-            "The closest that can: mode scale, nu all (`--set mode=scale --set nu=all`); check its captions first."
-        )
+        raise SpecError(NOT_LINEAR)
     prepared = steerer.gather_weights(plan)
     if prepared is None:
         raise SpecError("there is no plan to export.")

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 FAR = 0.45  # below this cosine a word counts as far from every label
 
+NOT_LINEAR = (
+    "only an edit of every patch can be weights; this plan chooses patches, or sets values, for each image. "
+    "The closest that can: mode scale, nu all (`--set mode=scale --set nu=all`); check its captions first."
+)
+
 Words = str | Sequence[str] | Mapping[str, Mapping[str, Any]]  # as a mapping, each word has settings
 
 
@@ -290,6 +295,14 @@ def read_concepts(
                 )
             concepts.append(Concept(word, role, chosen, (), own_region))
     return concepts
+
+
+def check_foldable(concepts: Sequence[Concept]) -> None:
+    """Raise if no plan of these concepts can be linear, whatever its edits (see `Plan.is_linear`)."""
+    for concept in concepts:
+        placed = concept.settings.mode == "place" and concept.role == "plus"
+        if placed or concept.settings.nu != "all" or concept.settings.fits_region:
+            raise SpecError(NOT_LINEAR)
 
 
 def _read_words(role: str, value: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:

@@ -71,6 +71,14 @@ class Region:
         box, mask = values["box"], values["mask"]
         return cls(tuple(box) if box else None, tuple(mask) if mask else None)
 
+    def check_inside(self, size: tuple[int, int]) -> None:
+        """Raise if the box lies outside an image of this width and height; a mask is stretched over any image."""
+        if self.box is None:
+            return
+        left, top, right, bottom = self.box
+        if left >= size[0] or top >= size[1] or right <= 0 or bottom <= 0:
+            raise SpecError(f"the box {self.box} lies outside the image, which is {size[0]} x {size[1]} pixels.")
+
     def covered_patches(self, boxes: np.ndarray, size: tuple[int, int], min_share: float = 0.5) -> np.ndarray:
         """Patches with at least half of their area in the region, `(tiles, patches)` bool.
 

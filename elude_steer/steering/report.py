@@ -13,7 +13,7 @@ from elude_steer.specs import Recipe, Settings
 from elude_steer.steering.plan import Concept
 from elude_steer.steering.result import render_captions, render_maps
 from elude_steer.steering.run_recipe import StepResult
-from elude_steer.utils.files import write_file
+from elude_steer.utils.files import REPORT_ENDINGS, check_file, write_file
 from elude_steer.utils.html import page
 from elude_steer.utils.plotting import data_uri, fit_within
 
@@ -42,6 +42,7 @@ article { margin-top: 36px; padding-top: 24px; border-top: 2px solid var(--line)
 
 def write_report(path: Path, recipes: Sequence[tuple[Recipe, Sequence[StepResult]]]) -> Path:
     """Write the page of some recipes and their results."""
+    path = check_file(path, REPORT_ENDINGS)
     body = "\n".join(_recipe(recipe, results) for recipe, results in recipes if results)
     title = ", ".join(recipe.name for recipe, _ in recipes)
     verdict = _verdict([one for _, results in recipes for one in results])

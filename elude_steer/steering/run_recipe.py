@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elude_steer.errors import SpecError
 from elude_steer.models.images import open_image
+from elude_steer.recipe_files import require_image
 from elude_steer.specs import Recipe, StepSpec
 from elude_steer.steering.steerer import SteeredCaption, Steerer
 
@@ -49,10 +49,9 @@ def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Step
         steerer: loaded with the recipe's atlas.
         image: used instead of the recipe's image.
     """
-    source = image if image is not None else recipe.image
-    if source is None:
-        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `elude-steer run {recipe.name} --image FILE`.")
-    opened = open_image(source)
+    if image is None:
+        require_image(recipe)
+    opened = open_image(recipe.image if image is None else image)
     plans = [
         steerer.plan(minus=step.minus, plus=step.plus, where=step.region, **step_settings(step))
         for step in recipe.steps

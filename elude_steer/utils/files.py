@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+REPORT_ENDINGS = (".html", ".htm")
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
 
 
@@ -91,6 +93,21 @@ def check_folder(path: str | Path, *, new: bool = False) -> Path:
     if new and any(folder.iterdir()):
         raise StorageError(f"'{path}' already exists and is not an empty folder; give a new one.")
     return folder
+
+
+def check_new_recipe(path: str | Path) -> Path:
+    """Return the path of a YAML file to write; raise if it cannot be written, or is there already."""
+    file = check_file(path, (".yaml", ".yml"))
+    if os.path.lexists(file):
+        raise StorageError(f"'{path}' already exists; choose another name.")
+    return file
+
+
+def write_image(path: Path, image: Any) -> None:
+    """Write a PIL image in the format of the path's ending, one of `IMAGE_ENDINGS`, in the same way."""
+    data = io.BytesIO()
+    image.convert("RGB").save(data, "PNG" if path.suffix.lower() == ".png" else "JPEG")
+    write_file(path, lambda file: file.write(data.getvalue()))
 
 
 def _check_place(folder: Path, name: str) -> None:

@@ -77,6 +77,24 @@ def test_recipes_can_be_listed_shown_copied_and_checked(run, tmp_path):
     assert (code, out.strip().endswith("valid")) == (0, True)
 
 
+def test_a_copied_recipe_runs_and_checks_name_a_missing_image(run, tmp_path):
+    code, out, err = run("recipes", "copy", "toyland-teddy", f"{tmp_path}/r/")
+    assert (code, out.strip()) == (0, f"{tmp_path}/r/toyland-teddy.yaml")
+    assert f"its image: {tmp_path}/r/toyland-teddy.png" in err
+    assert run("recipes", "check", out.strip())[1].strip().endswith("valid")
+    code, table, _ = run("run", out.strip())
+    assert (code, table) == (0, run("run", "toyland-teddy")[1])
+    (tmp_path / "r" / "toyland-teddy.png").unlink()
+    code, _, err = run("recipes", "check", out.strip())
+    assert (code, "image: there is no file" in only_error(err)) == (1, True)
+
+
+def test_recipes_check_looks_at_concepts_too(run, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("name: r\natlas: mine\nsteps: [{minus: [dog], plus: [Dog]}]\n")
+    assert "recipe 'r', step 1: 'dog' is in minus and in plus" in only_error(run("recipes", "check", path)[2])
+
+
 def test_env_lists_versions_extras_and_folders(run):
     code, out, _ = run("env")
     assert code == 0

@@ -13,6 +13,7 @@ from PIL import Image
 from elude_steer import toyland
 from elude_steer.cli.entry_point import cli
 from elude_steer.errors import EludeSteerError, SpecError
+from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.plan import Plan
 from tests.helpers.cli import only_error
 
@@ -127,6 +128,23 @@ def test_export_takes_another_atlas_model_and_dtype(tmp_path):
         assert {saved.get_slice(key).get_dtype() for key in saved.keys()} == {"BF16"}  # noqa: SIM118
 
 
+def test_export_says_what_it_changes_in_the_caption(tmp_path):
+    flags = ("--set", "mode=scale", "--set", "nu=all")
+    done = invoke("export", "toyland-teddy", tmp_path / "a", "--step", 3, *flags, "--set", "kappa=24")
+    assert done.stdout == f"{tmp_path / 'a'}\n"
+    assert done.stderr == "before: a teddy on a chair in a room\nafter:  a chair in a room\n"
+    image = load_recipe("toyland-teddy").image
+    said = invoke("caption", image, "--model", tmp_path / "a").stdout
+    assert said == "a chair in a room\n"
+    done = invoke("export", "toyland-teddy", tmp_path / "b", "--step", 3, *flags, "--set", "gamma=0.9")
+    assert "the edit does not change the caption of the image, 'a teddy on a chair in a room'; try more" in done.stderr
+
+
+def test_commas_and_repeated_options_name_the_same_concepts(image):
+    once = invoke("steer", image[0], "--minus", "dog, sunglasses", "--plan").stdout
+    assert once == invoke("steer", image[0], "--minus", "dog", "--minus", "sunglasses", "--plan").stdout
+
+
 def test_an_exported_model_runs_without_this_package(tmp_path):
     """In a process where elude_steer cannot be imported it says what the steered model says, on 100 scenes."""
     out = tmp_path / "model"
@@ -137,7 +155,6 @@ def test_an_exported_model_runs_without_this_package(tmp_path):
     folder.mkdir()
     for number, scene in enumerate(scenes):
         scene.image.save(folder / f"{number:03d}.png")
-    from elude_steer.recipe_files import load_recipe
     from elude_steer.steering.steerer import Steerer
 
     step = load_recipe("toyland-cats").steps[0]

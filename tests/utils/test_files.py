@@ -6,7 +6,15 @@ import sys
 import pytest
 
 from elude_steer.errors import StorageError
-from elude_steer.utils.files import home, new_folder, remove_leftovers, write_file
+from elude_steer.utils.files import (
+    check_file,
+    check_folder,
+    home,
+    new_folder,
+    remove_leftovers,
+    write_file,
+    write_image,
+)
 
 
 def test_a_file_appears_only_when_complete(tmp_path):
@@ -71,3 +79,46 @@ def test_home_follows_the_environment(monkeypatch, tmp_path):
     assert home() == tmp_path
     monkeypatch.delenv("ELUDE_STEER_HOME")
     assert home().is_absolute()
+
+
+# Outputs: the folder they go into must be there
+
+
+def test_an_output_needs_a_folder_that_is_there(tmp_path):
+    assert check_file(tmp_path / "x.png", (".png",)) == tmp_path / "x.png"
+    assert check_folder(tmp_path / "new") == tmp_path / "new"
+    assert check_folder(tmp_path, new=True) == tmp_path
+    for call in (
+        lambda: check_file(tmp_path / "no" / "x.png", (".png",)),
+        lambda: check_folder(tmp_path / "no" / "new"),
+    ):
+        with pytest.raises(StorageError, match=r"there is no folder '.*/no' for '.*'; make it first, or give another"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda folder: check_file(folder / "x.xyz", (".png", ".jpg")), r"does not end in \.png or \.jpg"),
+        (lambda folder: check_file(folder / "is.png", (".png",)), "is a folder; give the name of a file"),
+        (lambda folder: check_file(folder / f"{'x' * 300}.png", (".png",)), "is too long for the name of a file"),
+        (lambda folder: check_folder(folder / "file"), "is a file, not a folder"),
+        (lambda folder: check_folder(folder, new=True), "already exists and is not an empty folder"),
+        (lambda folder: check_folder(folder / "file" / "x"), "there is no folder"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, call, message):
+    (tmp_path / "is.png").mkdir()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match=message):
+        call(tmp_path)
+
+
+def test_an_image_has_the_format_of_its_ending(tmp_path):
+    from PIL import Image
+
+    for name, kind in (("a.png", "PNG"), ("a.JPG", "JPEG")):
+        write_image(tmp_path / name, Image.new("RGBA", (4, 4)))
+        with Image.open(tmp_path / name) as image:
+            assert image.format == kind

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import list_atlases
-from elude_steer.errors import SpecError, StorageError
-from elude_steer.evaluation.edits import Kind
+from elude_steer.atlas.manifest import check_not_shipped, list_atlases
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.edits import Kind, parse_scenes
 from elude_steer.evaluation.edits.benchmark import World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
 from elude_steer.evaluation.edits.sweep import (
@@ -27,7 +26,7 @@ from elude_steer.models.images import open_image
 from elude_steer.models.vlm import PROMPT
 from elude_steer.specs import Recipe, SteeringSpec, StepSpec
 from elude_steer.steering.steerer import Steerer
-from elude_steer.utils.files import write_file
+from elude_steer.utils.files import IMAGE_ENDINGS, check_file, check_new_recipe, write_file, write_image
 from elude_steer.utils.plotting import scatter
 from elude_steer.utils.yaml_schema import dump_document
 
@@ -139,8 +138,8 @@ def tune_on_image(
         write: where to write the best settings as a recipe.
         path: the image's file, which the recipe names; `-` is standard input, which it cannot name.
     """
-    if write is not None and write.exists():
-        raise StorageError(f"'{write}' already exists; choose another name.")
+    if write is not None:
+        write = check_new_recipe(write)
     grid = GRIDS["remove" if plus is None else "replace"] if grid is None else grid
     baseline, trials = try_settings(steerer, image, minus, plus, grid, by=by, prompt=prompt)
     rows = [
@@ -195,14 +194,14 @@ def tune_on_world(
     """
     if save_to_atlas:
         _writable_folder(steerer)
-    world = coco_world(*coco, limit=count) if coco else _parse_scenes(scenes, count)
+    if plot is not None:
+        plot = check_file(plot, IMAGE_ENDINGS)
+    world = coco_world(*coco, limit=count) if coco else toyland_world(parse_scenes(scenes), count)
     result, points = _sweep_world(steerer, world, kind, grid, by=by)
     notes = [*result.notes]
     if plot is not None:
-        data = io.BytesIO()
         coordinates = [(point.score.kept, point.score.success) for point in points]
-        scatter(coordinates, x="kept", y="success", marked=[0]).save(data, "PNG")
-        write_file(plot, lambda file: file.write(data.getvalue()))
+        write_image(plot, scatter(coordinates, x="kept", y="success", marked=[0]))
         notes.append(f"plot of success against kept: {plot}")
     if save_to_atlas:
         notes.append(f"new default settings of atlas '{steerer.atlas.name}': {save_settings(steerer, result.best)}")
@@ -253,12 +252,7 @@ def _single_word(role: str, value: Any) -> str:
 
 
 def _writable_folder(steerer: Steerer[Atlas]) -> Path:
-    folder = steerer.atlas.folder
-    if folder is None or Path(__file__).parents[2] in folder.resolve().parents:
-        raise StorageError(
-            f"atlas '{steerer.atlas.name}' is shipped with the package and is read-only; copy it, or pass the settings."
-        )
-    return folder
+    return check_not_shipped(steerer.atlas.name, steerer.atlas.folder)
 
 
 def atlas_reference(steerer: Steerer[Atlas]) -> str:
@@ -266,10 +260,3 @@ def atlas_reference(steerer: Steerer[Atlas]) -> str:
     folder = steerer.atlas.folder
     named = dict(list_atlases()).get(steerer.atlas.name)
     return steerer.atlas.name if folder is None or named == folder else str(folder.resolve())
-
-
-def _parse_scenes(source: str, count: int) -> World:
-    kind, _, seed = source.partition(":")
-    if kind != "toyland" or not seed.isdecimal():
-        raise SpecError(f"--scenes is '{source}'; write toyland:SEED, or use --coco with annotations and images.")
-    return toyland_world(int(seed), count)
