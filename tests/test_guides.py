@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from elude_steer.cli.entry_point import cli
+from elude_steer.errors import EludeSteerError
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"
@@ -100,6 +101,8 @@ def test_every_command_in_a_block_parses(path):
         assert not isinstance(command, click.Group), f"{shlex.join(words)}: no such command"
         try:
             command.make_context(words[0], rest)
+        except EludeSteerError:
+            pass  # an atlas or a model that this machine does not have
         except click.ClickException as error:
             pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
 

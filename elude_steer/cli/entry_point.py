@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from elude_steer import __version__
-from elude_steer.cli import build, demo, evaluate, inspect, steer
+from elude_steer.cli import build, demo, evaluate, export, inspect, steer, sweep
 from elude_steer.cli.options import print_note
 from elude_steer.errors import EludeSteerError, EludeSteerWarning
 
@@ -32,8 +32,8 @@ for command in (
     steer.steer,
     steer.run,
     steer.caption,
-    steer.sweep,
-    steer.export,
+    sweep.sweep,
+    export.export,
     evaluate.evaluate,
     evaluate.compare,
     evaluate.ablate,
