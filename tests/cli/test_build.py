@@ -65,5 +65,8 @@ def test_without_a_terminal_a_build_prints_one_line_per_stage(spec_file, image_f
 
 def test_an_unknown_device_is_refused(run, spec_file, image_folder):
     code, _, err = run("build", spec_file, "--images", image_folder, "--device", "zzz")
+    assert code == 2
+    assert "'zzz' is not a device; use cpu, cuda, cuda:1 or mps" in only_error(err)
+    code, _, err = run("build", spec_file, "--images", image_folder, "--device", "xpu:7")
     assert code == 1
-    assert "device 'zzz' cannot be used here" in only_error(err)
+    assert "device 'xpu:7' cannot be used here" in only_error(err)
