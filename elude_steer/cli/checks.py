@@ -48,30 +48,41 @@ def check_edit(
         size: width and height of the image, if the box must lie in it.
     """
     from elude_steer.atlas.manifest import read_defaults
+
+    return _read_edit(read_defaults(atlas), minus, plus, where, settings, size)
+
+
+def _read_edit(
+    defaults: Mapping[str, Any],
+    minus: Any,
+    plus: Any,
+    where: Any,
+    settings: Mapping[str, Any] | None,
+    size: tuple[int, int] | None,
+) -> list[Any]:
     from elude_steer.steering.plan import read_concepts
     from elude_steer.steering.regions import Region
 
     region = Region.from_value(where)
     if region is not None and size is not None:
         region.check_inside(size)
-    return read_concepts(minus, plus, region, settings, read_defaults(atlas))
+    return read_concepts(minus, plus, region, settings, defaults)
 
 
 def check_steps(recipe: Recipe, atlas: str | None = None, size: tuple[int, int] | None = None) -> None:
     """Raise for a step of a recipe that no model could make; an atlas that is not there yet has no settings."""
     from dataclasses import asdict
 
-    from elude_steer.atlas.manifest import list_atlases
+    from elude_steer.atlas.manifest import list_atlases, read_defaults
     from elude_steer.errors import EludeSteerError, SpecError
-    from elude_steer.steering.plan import read_concepts
 
+    if atlas is None and recipe.atlas in dict(list_atlases()):
+        atlas = recipe.atlas
+    defaults = {} if atlas is None else read_defaults(atlas)
     problems = []
     for number, step in enumerate(recipe.steps, 1):
         try:
-            if atlas is not None or recipe.atlas in dict(list_atlases()):
-                check_edit(atlas or recipe.atlas, step.minus, step.plus, step.region, asdict(step.settings), size)
-            else:
-                read_concepts(step.minus, step.plus, step.region, asdict(step.settings))
+            _read_edit(defaults, step.minus, step.plus, step.region, asdict(step.settings), size)
         except EludeSteerError as error:
             problems.append(f"recipe '{recipe.name}', step {number}: {error}")
     if problems:
