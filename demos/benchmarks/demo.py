@@ -108,7 +108,7 @@ def measure_load(address: str, process: int, clients: int, seconds: float, seed:
         for minus, plus in (((scene.objects[0],), ()), ((scene.objects[1],), ("biker",)), (scene.objects[:2], ())):
             words = (tuple(minus), tuple(plus))
             plan, _ = steerer.prepare_plan(minus, plus)
-            truth[number, words] = mark_changes(steerer.explain(scene.image, plan))
+            truth[number, words] = tuple(mark_changes(steerer.explain(scene.image, plan)).values())
             tasks.append((number, words))
     errors: list[str] = []
     wrong: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from elude_steer.specs import DTYPES
 
 
 @click.command()
-@click.argument("image")
+@click.argument("images", nargs=-1, required=True)
 @click.option(
     "--minus", multiple=True, metavar="WORD,…", help="Concepts to remove, separated by commas; may be repeated."
 )
@@ -42,11 +43,18 @@ from elude_steer.specs import DTYPES
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
 )
 @with_options(*LOADING)
-@click.option("--heatmap", type=click.Path(path_type=Path), metavar="OUT.png", help="Draw where each word fires.")
+@click.option(
+    "--heatmap",
+    type=click.Path(path_type=Path),
+    metavar="OUT.png",
+    help="Draw where each word fires; with many images, the folder of the drawings.",
+)
 @click.option("--plan", "plan_only", is_flag=True, help="Only print what would be changed.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--no-baseline", is_flag=True, help="Do not make the caption without edits.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; with many images, JSON Lines.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a table of all images as CSV.")
 def steer(
-    image: str,
+    images: tuple[str, ...],
     minus: tuple[str, ...],
     plus: tuple[str, ...],
     atlas: str,
@@ -60,23 +68,35 @@ def steer(
     trust_remote_code: bool | None,
     heatmap: Path | None,
     plan_only: bool,
+    no_baseline: bool,
     as_json: bool,
+    as_csv: bool,
     **settings: Any,
 ) -> None:
-    """Caption IMAGE (a path, or - for standard input) with some concepts removed or added.
+    """Caption IMAGES (paths, or - for standard input) with some concepts removed or added.
+
+    Several images or a folder, with its sub-folders, print a line each: the path, a tab, the caption; with --json an
+    object with image, baseline, caption, gone, new, notes and seconds; with --csv the same columns without seconds.
 
     \b
     elude-steer steer dog.png --minus dog
     elude-steer steer dog.png --minus dog --plus biker --heatmap where.png
+    elude-steer steer a.jpg b.jpg photos/ --minus dog --json > captions.jsonl
     """  # noqa: D301
+    from elude_steer.cli.steer_many import Problems, check_heatmap_folder, find_files, is_many, print_many
+    from elude_steer.errors import SpecError
     from elude_steer.utils.files import IMAGE_ENDINGS, check_file
 
+    if as_json and as_csv:
+        raise SpecError("--json and --csv are two kinds of output; give one.")
+    many, problems = as_csv or is_many(images), Problems([])
     settings["nu"] = _read_nu(settings["nu"])
     words: dict[str, Any] = {"minus": split_words(minus), "plus": split_words(plus), "where": _read_region(where)}
     if heatmap is not None:
-        heatmap = check_file(heatmap, IMAGE_ENDINGS)
-    opened = open_argument(image)
-    check_edit(atlas, **words, settings=settings, size=opened.size)
+        heatmap = check_heatmap_folder(heatmap) if many else check_file(heatmap, IMAGE_ENDINGS)
+    files = find_files(images, problems) if many else []
+    opened = None if many else open_argument(images[0])
+    check_edit(atlas, **words, settings=settings, size=opened.size if opened else None)
     from elude_steer.models.vlm import PROMPT
     from elude_steer.steering.steerer import Steerer
 
@@ -88,11 +108,22 @@ def steer(
         plan = steerer.plan(**words, **settings)
         click.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
         return
-    result = steerer.steer(opened, **words, prompt=prompt or PROMPT, max_new_tokens=max_new_tokens, **settings)
+    captions: dict[str, Any] = {"prompt": prompt or PROMPT, "max_new_tokens": max_new_tokens}
+    captions["baseline"] = not no_baseline
+    if many:
+        plan, notes = steerer.prepare_plan(**words, settings=settings)
+        for note in notes:
+            print_note(note)
+        explain = partial(steerer.explain_each, plan=plan, notes=notes, **captions)
+        output = "json" if as_json else "csv" if as_csv else "text"
+        print_many(steerer, files, explain, problems, output, heatmap, _save_heatmaps)
+        return
+    result = steerer.steer(opened, **words, **captions, **settings)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
-        click.echo(f"baseline: {result.baseline}", err=True)
+        if result.baseline is not None:
+            click.echo(f"baseline: {result.baseline}", err=True)
         click.echo(result.caption)
     if heatmap is not None:
         _save_heatmaps(result, heatmap)

@@ -17,11 +17,11 @@ from elude_steer.utils.plotting import data_uri
 def captions(result: SteeredCaption) -> str:
     """Baseline and steered caption side by side, with notes below."""
     cards = "".join(
-        f'<div class="card {name}"><h3>{name}</h3><p>{text}</p></div>'
-        for name, text in zip(("baseline", "steered"), mark_changes(result), strict=True)
+        f'<div class="card {name}"><h3>{name}</h3><p>{text}</p></div>' for name, text in mark_changes(result).items()
     )
     count = len({edit.sub_unit for concept in result.plan.concepts for edit in concept.edits})
-    summary = f"{count} sub-units changed, both captions in {result.seconds:.2f} s"
+    both = "the caption" if result.baseline is None else "both captions"
+    summary = f"{count} sub-units changed, {both} in {result.seconds:.2f} s"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in (summary, *result.notes))
     # The exact time makes every answer a new text, so that screen readers announce each one.
     return f'<div class="captions" role="status" data-seconds="{result.seconds:.9f}">{cards}</div>{notes}'

@@ -83,14 +83,18 @@ def read_image(path: Path) -> tuple[Any, bytes]:
 
 
 def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
-    """Open one image, upright and in RGB, from a path, the bytes of a file, or a PIL image, with one-line errors.
+    """Open one image, upright and in RGB, with one-line errors.
 
-    Files with more than `max_pixels` pixels are refused before they are decoded.
+    Args:
+        source: a path, the bytes of a file, a PIL image, or a NumPy array of uint8: `(height, width)` is grey,
+            `(height, width, 3)` is RGB, `(height, width, 4)` is RGB with alpha, which is dropped. Arrays of other
+            types are refused, because their range (0 to 1, 0 to 255, normalized) is unknown.
+        max_pixels: files with more pixels are refused before they are decoded.
     """
     if hasattr(source, "mode") and hasattr(source, "convert"):
         return source.convert("RGB")
     if not isinstance(source, bytes | str | os.PathLike):
-        raise ImageError(f"an image is a path, the bytes of a file or a PIL image, not {type_with_article(source)}.")
+        return _from_array(source, max_pixels)
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
@@ -99,6 +103,23 @@ def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
         raise ImageError(f"{name} cannot be read as an image: {error}.") from error
     except OSError as error:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}; check the path.") from error
+
+
+def find_images(folder: Path) -> list[Path]:
+    """The images of a folder and its sub-folders, sorted by path; raises if there are none."""
+    found = _list_files(folder)[1]
+    return [found[name] for name in sorted(found)]
+
+
+def open_images(sources: Sequence[Any]) -> list[Any]:
+    """Open several images; the error names the first that cannot be opened by its place in the list."""
+    opened = []
+    for number, source in enumerate(sources):
+        try:
+            opened.append(open_image(source))
+        except ImageError as error:
+            raise ImageError(f"image {number} of the list: {error}") from error
+    return opened
 
 
 def _decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
@@ -119,6 +140,30 @@ def _decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
         raise ImageError(f"it has more than {max_pixels:,} pixels") from error
 
 
+def _from_array(source: Any, max_pixels: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    if not isinstance(source, np.ndarray):
+        raise ImageError(
+            f"an image is a path, the bytes of a file, a PIL image or a NumPy array, not {type_with_article(source)}."
+        )
+    shape = " x ".join(map(str, source.shape))
+    if source.ndim not in (2, 3) or (source.ndim == 3 and source.shape[2] not in (3, 4)) or not source.size:
+        raise ImageError(
+            f"an array of {shape or 'no'} values is no image; give height x width, height x width x 3 (RGB) or "
+            "height x width x 4, and several images as a list."
+        )
+    if source.dtype != np.uint8:
+        raise ImageError(
+            f"an array of {source.dtype} may have any range; give uint8: for values from 0 to 1, "
+            "(array * 255).round().astype('uint8')."
+        )
+    if source.shape[0] * source.shape[1] > max_pixels:
+        raise ImageError(f"an array of {shape} values has more than {max_pixels:,} pixels.")
+    return Image.fromarray(np.ascontiguousarray(source)).convert("RGB")
+
+
 def _to_eight_bit(image: Any) -> Any:
     """Scale images of 16 bits per pixel down to 8; Pillow would clip values above 255."""
     if not image.mode.startswith("I"):
@@ -135,7 +180,7 @@ def _list_files(path: Path) -> tuple[str, dict[str, Path]]:
         found: dict[str, Path] = {}
         for full in _walk(path):
             if full.suffix.lower() in SUFFIXES and not full.name.startswith(".") and not _special(full):
-                found[_printable(full.relative_to(path).as_posix())] = full
+                found[printable(full.relative_to(path).as_posix())] = full
         if not found:
             kinds = " ".join(sorted(SUFFIXES))
             raise ImageError(f"folder '{path}' holds no images (looked for {kinds} in it and its sub-folders).")
@@ -181,7 +226,8 @@ def _special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
+    """The name of a file as text that can be printed, also if it is no UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

@@ -7,13 +7,36 @@ from typing import Any
 
 from elude_steer.models.prefix_cache import Prefix, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
+from elude_steer.specs import SettingArguments
 from elude_steer.steering.apply_plans import resume_under_plans
 from elude_steer.steering.intervention import PreparedPlan
-from elude_steer.steering.plan import Plan
+from elude_steer.steering.plan import Plan, Words
 from elude_steer.utils.progress import track
 
 MAX_BATCH_TILES = 192  # tiles that go through the model together
+MAX_BATCH_IMAGES = 32  # images whose captions are made together
 Row = tuple[int, Plan | None]  # one caption to make: the number of its image, and its plan
+
+
+class SteerArguments(SettingArguments, total=False):
+    """The arguments of `steer` that are the same for one image and for several."""
+
+    minus: Words
+    plus: Words
+    where: Any
+    prompt: str
+    max_new_tokens: int
+    baseline: bool
+
+
+class AtlasArguments(SteerArguments, total=False):
+    """The arguments of the function `steer` for one image and for several."""
+
+    atlas: str
+    model: str | None
+    device: str | None
+    dtype: str | None
+    threads: int | None
 
 
 def caption_unsteered(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:

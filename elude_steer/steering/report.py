@@ -77,7 +77,7 @@ def _recipe(recipe: Recipe, results: Sequence[StepResult]) -> str:
     return (
         f'<article><h2>{html.escape(recipe.name)}</h2><div class="recipe">'
         f'<figure class="image"><img alt="the image" src="{data_uri(fit_within(first.image, 480))}">'
-        f'<figcaption><p>{html.escape(first.baseline)}</p><p class="soft">{lines}</p></figcaption></figure>'
+        f'<figcaption><p>{html.escape(first.baseline or "")}</p><p class="soft">{lines}</p></figcaption></figure>'
         f"<div>{''.join(map(_edit, results))}</div></div></article>"
     )
 

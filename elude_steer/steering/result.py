@@ -28,7 +28,7 @@ class SteeredCaption:
     """The captions of an image without and with a plan, and how one became the other.
 
     Attributes:
-        baseline: the caption without edits.
+        baseline: the caption without edits; None if it was not asked for.
         caption: the caption under the plan.
         plan: the edits.
         maps: word -> how strongly its concept fires, and which share of its sub-units was changed; `(tiles, patches)`
@@ -37,7 +37,7 @@ class SteeredCaption:
         image: the image.
         notes: sentences on what the user should know.
         provenance: model, atlas, prompt, settings and versions.
-        seconds: how long it took.
+        seconds: how long it took; of images that are captioned together, each one's share.
 
     Example:
         >>> from elude_steer import steer
@@ -48,7 +48,7 @@ class SteeredCaption:
         (480, 480)
     """
 
-    baseline: str
+    baseline: str | None
     caption: str
     plan: Plan
     maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -60,13 +60,13 @@ class SteeredCaption:
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """Words of the baseline that are not in the caption."""
-        return _words_only_in(self.baseline, self.caption)
+        """Words of the baseline that are not in the caption; none without a baseline."""
+        return () if self.baseline is None else _words_only_in(self.baseline, self.caption)
 
     @property
     def new(self) -> tuple[str, ...]:
-        """Words of the caption that are not in the baseline."""
-        return _words_only_in(self.caption, self.baseline)
+        """Words of the caption that are not in the baseline; none without a baseline."""
+        return () if self.baseline is None else _words_only_in(self.caption, self.baseline)
 
     def heatmap(self, word: str, *, side: int = 480) -> Any:
         """The image with the patches where a concept fires; those are framed where at least a quarter was changed."""
@@ -101,7 +101,8 @@ class SteeredCaption:
         return self.caption
 
     def __repr__(self) -> str:
-        rows = [("baseline", self.baseline), ("steered", self.caption), ("", str(self.plan))]
+        rows = [] if self.baseline is None else [("baseline", self.baseline)]
+        rows += [("steered", self.caption), ("", str(self.plan))]
         rows += [("note", note) for note in self.notes]
         lines = [(name if first else "", line) for name, text in rows for first, line in _lines(text)]
         return "\n".join(f"{name:<10}{line}" for name, line in lines)
@@ -117,10 +118,9 @@ class SteeredCaption:
 
 
 def render_captions(result: SteeredCaption) -> str:
-    """Render both captions as HTML, one below the other: removed words are struck through, new ones marked."""
+    """Render the captions as HTML, one below the other: removed words are struck through, new ones marked."""
     rows = "".join(
-        f'<div style="{_SMALL}">{name}</div><div>{text}</div>'
-        for name, text in zip(("baseline", "steered"), mark_changes(result), strict=True)
+        f'<div style="{_SMALL}">{name}</div><div>{text}</div>' for name, text in mark_changes(result).items()
     )
     return (
         '<div style="display:grid;grid-template-columns:auto 1fr;gap:2px 12px;align-items:baseline;text-align:left">'
@@ -128,10 +128,12 @@ def render_captions(result: SteeredCaption) -> str:
     )
 
 
-def mark_changes(result: SteeredCaption) -> tuple[str, str]:
-    """Render baseline and caption as HTML, with the words that are only in one of them marked."""
-    before = _mark_words(result.baseline, result.gone, "del", _GONE)
-    return before, _mark_words(result.caption, result.new, "ins", _NEW)
+def mark_changes(result: SteeredCaption) -> dict[str, str]:
+    """Render `baseline`, if there is one, and `steered` as HTML, with the words that are only in one of them marked."""
+    steered = {"steered": _mark_words(result.caption, result.new, "ins", _NEW)}
+    if result.baseline is None:
+        return steered
+    return {"baseline": _mark_words(result.baseline, result.gone, "del", _GONE), **steered}
 
 
 def render_maps(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:
@@ -179,7 +181,7 @@ def _lines(text: str) -> list[tuple[bool, str]]:
 
 
 def result_notes(
-    baseline: str, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    baseline: str | None, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> list[str]:
     """Sentences that explain a result that is probably not what the user wanted."""
     if not plan.concepts:

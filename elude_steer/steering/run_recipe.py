@@ -78,7 +78,8 @@ def _says(caption: str, words: str) -> bool:
 
 def format_table(results: Sequence[StepResult]) -> str:
     """A text table of edits and captions, as in the paper's figures."""
-    rows = [("baseline", results[0].result.baseline if results else "")]
+    baseline = results[0].result.baseline if results else ""
+    rows = [] if baseline is None else [("baseline", baseline)]
     rows += [(one.title, one.result.caption) for one in results]
     width = max(len(title) for title, _ in rows)
     return "\n".join(f"{title:<{width}}  {caption}" for title, caption in rows)

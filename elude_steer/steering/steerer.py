@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -18,14 +18,14 @@ from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, check_captions, find_atlas, read_defaults
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
-from elude_steer.models.images import open_image
+from elude_steer.models.images import open_image, open_images
 from elude_steer.models.loading import as_dtype, check_device
 from elude_steer.models.matcher import Matcher, check_matcher
-from elude_steer.models.prefix_cache import Prefix, run_prefix
+from elude_steer.models.prefix_cache import Prefix, image_batches, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import SettingArguments
 from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
-from elude_steer.steering.caption_batches import caption_rows
+from elude_steer.steering.caption_batches import MAX_BATCH_IMAGES, AtlasArguments, SteerArguments, caption_rows
 from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, result_notes
@@ -140,6 +140,12 @@ class Steerer(Generic[Source]):
         words = {"minus": minus, "plus": plus, "where": where}
         return make_plan(self.atlas, self.matcher, **words, settings=settings, defaults=self.defaults)
 
+    @overload
+    def steer(self, image: list[Any] | tuple[Any, ...], **options: Unpack[SteerArguments]) -> list[SteeredCaption]: ...
+
+    @overload
+    def steer(self, image: Any, **options: Unpack[SteerArguments]) -> SteeredCaption: ...
+
     def steer(
         self,
         image: Any,
@@ -149,24 +155,35 @@ class Steerer(Generic[Source]):
         where: Any = None,
         prompt: str = PROMPT,
         max_new_tokens: int = 64,
+        baseline: bool = True,
         **settings: Unpack[SettingArguments],
-    ) -> SteeredCaption:
-        """Caption an image with some concepts removed or added.
+    ) -> SteeredCaption | list[SteeredCaption]:
+        """Caption an image, or each image of a list, with some concepts removed or added.
 
         Args:
-            image: a path, the bytes of a file, or a PIL image.
+            image: a path, the bytes of a file, a PIL image, or a NumPy array of uint8 (see `open_image`); or a list
+                of these, which are captioned in batches and give a list of results.
             minus: words of concepts to remove.
             plus: words of concepts to add.
             where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
             prompt: the question.
             max_new_tokens: the longest answer.
+            baseline: whether to make the caption without edits too.
             **settings: mode, alpha, gamma, …: see `Settings`; by default those of the atlas.
         """
-        opened = open_image(image)
+        many = isinstance(image, list | tuple)
+        opened = open_images(image) if many else [open_image(image)]
         plan, notes = self.prepare_plan(minus, plus, where, settings)
-        result = self.explain(opened, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
-        _warn(result.notes)
-        return result
+        results = self.explain_each(
+            opened, plan, prompt=prompt, max_new_tokens=max_new_tokens, notes=notes, baseline=baseline
+        )
+        if not many:
+            _warn(results[0].notes)
+            return results[0]
+        own = sum(len(result.notes) > len(notes) for result in results)
+        more = [f"{own} of {len(results)} images have notes of their own: see `notes` of their results."] if own else []
+        _warn([*notes, *more])
+        return results
 
     def explain(
         self,
@@ -192,19 +209,54 @@ class Steerer(Generic[Source]):
         notes: Sequence[str] = (),
     ) -> list[SteeredCaption]:
         """Do what `explain` does for several plans of one image; the tower and the baseline run once."""
+        return self._explain_batch([open_image(image)], plans, prompt, max_new_tokens, notes)[0]
+
+    @with_threads
+    def explain_each(
+        self,
+        images: Sequence[Any],
+        plan: Plan,
+        *,
+        prompt: str = PROMPT,
+        max_new_tokens: int = 64,
+        notes: Sequence[str] = (),
+        baseline: bool = True,
+    ) -> list[SteeredCaption]:
+        """Do what `explain` does for one plan and several images, in batches; `baseline` as in `steer`."""
+        results: list[SteeredCaption] = []
+        for _, batch in image_batches(self.vlm, open_images(images), lambda image: image, MAX_BATCH_IMAGES):
+            explained = self._explain_batch(batch, [plan], prompt, max_new_tokens, notes, baseline=baseline)
+            results += [result for (result,) in explained]
+        return results
+
+    def _explain_batch(
+        self,
+        images: Sequence[Any],
+        plans: Sequence[Plan],
+        prompt: str,
+        max_new_tokens: int,
+        notes: Sequence[str],
+        *,
+        baseline: bool = True,
+    ) -> list[list[SteeredCaption]]:
+        """For each image, its result under each plan."""
         start = time.perf_counter()
-        opened = open_image(image)
-        prefix = run_prefix(self.vlm, [opened], prompt)
-        ((baseline, *captions),) = self.captions([opened], [[None, *plans]], prompt, max_new_tokens, prefix=prefix)
-        grid = self.vlm.grid((opened.width, opened.height))
+        prefix = run_prefix(self.vlm, images, prompt)
+        rows = [[*([None] if baseline else []), *plans]] * len(images)
+        captions = self.captions(images, rows, prompt, max_new_tokens, prefix=prefix)
+        prepared = [self.gather_weights(plan) for plan in plans]
         results = []
-        for plan, caption in zip(plans, captions, strict=True):
-            prepared = self.gather_weights(plan)
-            maps = prepared.maps(prefix.q[0], image_patches(self.vlm, prefix, 0)) if prepared else {}
-            all_notes = (*notes, *result_notes(baseline, caption, plan, maps))
-            seconds = time.perf_counter() - start
-            provenance = self._provenance(plan, prompt)
-            results.append(SteeredCaption(baseline, caption, plan, maps, grid, opened, all_notes, provenance, seconds))
+        for number, (image, own) in enumerate(zip(images, captions, strict=True)):
+            first = own[0] if baseline else None
+            grid, patches = self.vlm.grid((image.width, image.height)), image_patches(self.vlm, prefix, number)
+            found = []
+            for plan, edits, caption in zip(plans, prepared, own[baseline:], strict=True):
+                maps = edits.maps(prefix.q[number], patches) if edits else {}
+                all_notes = (*notes, *result_notes(first, caption, plan, maps))
+                seconds = (time.perf_counter() - start) / len(images)
+                provenance = self._provenance(plan, prompt)
+                found.append(SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds))
+            results.append(found)
         return results
 
     @property
@@ -319,6 +371,14 @@ class Steerer(Generic[Source]):
             yield
 
 
+@overload
+def steer(image: list[Any] | tuple[Any, ...], **options: Unpack[AtlasArguments]) -> list[SteeredCaption]: ...
+
+
+@overload
+def steer(image: Any, **options: Unpack[AtlasArguments]) -> SteeredCaption: ...
+
+
 def steer(
     image: Any,
     *,
@@ -332,12 +392,14 @@ def steer(
     threads: int | None = None,
     prompt: str = PROMPT,
     max_new_tokens: int = 64,
+    baseline: bool = True,
     **settings: Unpack[SettingArguments],
-) -> SteeredCaption:
-    """Caption an image with some concepts removed or added.
+) -> SteeredCaption | list[SteeredCaption]:
+    """Caption an image, or each image of a list, with some concepts removed or added.
 
     Args:
-        image: a path, the bytes of a file, or a PIL image.
+        image: a path, the bytes of a file, a PIL image, or a NumPy array of uint8 (see `open_image`); or a list of
+            these, which are captioned in batches and give a list of results.
         minus: words of concepts to remove.
         plus: words of concepts to add.
         where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
@@ -348,6 +410,7 @@ def steer(
         threads: threads of torch while the model computes on a CPU; by default its size and the free cores decide.
         prompt: the question.
         max_new_tokens: the longest answer.
+        baseline: whether to make the caption without edits too.
         **settings: mode, alpha, gamma, …: see `Settings`; by default those that measured best for the atlas.
 
     Example:
@@ -355,11 +418,12 @@ def steer(
         >>> steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
         'a biker on a motorcycle with sunglasses on a street'
     """
-    opened = open_image(image)
+    opened = open_images(image) if isinstance(image, list | tuple) else open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
     steerer = _load_steerer(*_locate_atlas(str(atlas)), model, device, dtype, threads)
-    words = {"minus": minus, "plus": plus, "where": where}
-    return steerer.steer(opened, **words, prompt=prompt, max_new_tokens=max_new_tokens, **settings)
+    words: SteerArguments = {"minus": minus, "plus": plus, "where": where, "prompt": prompt}
+    options: SteerArguments = {**words, "max_new_tokens": max_new_tokens, "baseline": baseline, **settings}
+    return steerer.steer(opened, **options)
 
 
 def _warn(notes: Sequence[str]) -> None:

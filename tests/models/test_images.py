@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from elude_steer.errors import ImageError, MissingPackageError
-from elude_steer.models.images import image_set, read_image
+from elude_steer.models.images import image_set, open_image, open_images, read_image
 from tests.helpers.tiny import save_images
 
 
@@ -87,7 +87,7 @@ def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
         (lambda p: _write(p / "empty.txt", b"\n# nothing\n"), "lists no images; write one path per line"),
         (lambda p: _write(p / "data.bin", b"\xff\xfe\x00\x80"), "neither an image nor a text file"),
         (lambda p: [], "the list of images is empty"),
-        (lambda p: 5, "images cannot be taken from a int; give a folder, paths or images"),
+        (lambda p: 5, "images cannot be taken from an int; give a folder, paths or images"),
     ],
 )
 def test_unusable_sources_are_refused(tmp_path, make, text):
@@ -140,3 +140,41 @@ def test_loaders_empty_paths_and_dicts_are_refused():
     item = next(image_set([{"image": 1}]).items())
     with pytest.raises(ImageError, match="a dict instead of a PIL image, an array or a tensor"):
         item.read()
+
+
+# Arrays and lists
+
+
+def test_arrays_of_bytes_are_images():
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 256, (5, 7, 3), np.uint8)
+    assert np.array_equal(np.asarray(open_image(colour)), colour)
+    assert np.array_equal(np.asarray(open_image(colour[:, ::-1])), colour[:, ::-1])
+    alpha = np.concatenate([colour, np.zeros((5, 7, 1), np.uint8)], 2)
+    assert np.array_equal(np.asarray(open_image(alpha)), colour)
+    assert np.array_equal(np.asarray(open_image(colour[..., 0])), np.repeat(colour[..., :1], 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (np.zeros((4, 4, 3)), r"an array of float64 may have any range; give uint8: .*\(array \* 255\)"),
+        (np.zeros((4, 4), np.uint16), "an array of uint16 may have any range"),
+        (np.zeros((4, 4), bool), "an array of bool may have any range"),
+        (np.zeros((3, 5, 5), np.uint8), "an array of 3 x 5 x 5 values is no image; give height x width, "),
+        (np.zeros((2, 4, 4, 3), np.uint8), "several images as a list"),
+        (np.zeros((0, 4, 3), np.uint8), "an array of 0 x 4 x 3 values is no image"),
+        (np.zeros((), np.uint8), "an array of no values is no image"),
+        (np.zeros((50, 50), np.uint8), "an array of 50 x 50 values has more than 2,000 pixels"),
+        (3, "a PIL image or a NumPy array, not a int"),
+    ],
+)
+def test_other_arrays_are_refused_with_what_would_be_right(source, message):
+    with pytest.raises(ImageError, match=message) as caught:
+        open_image(source, max_pixels=2000)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_list_names_the_place():
+    with pytest.raises(ImageError, match=r"^image 1 of the list: 'none\.png' cannot be read: No such file"):
+        open_images([np.zeros((4, 4), np.uint8), "none.png"])

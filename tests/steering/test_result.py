@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 
@@ -5,11 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from elude_steer.demo.html_parts import captions
 from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
-from elude_steer.specs import Settings
+from elude_steer.specs import Recipe, Settings, StepSpec
 from elude_steer.steering.plan import Concept, Plan
+from elude_steer.steering.report import write_report
 from elude_steer.steering.result import SteeredCaption, render_captions, render_maps, result_notes
+from elude_steer.steering.run_recipe import StepResult, format_table
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
 from tests.helpers.markup import Reader, embedded_images
@@ -169,3 +173,21 @@ def test_a_concept_that_hardly_fires_gives_a_note():
     (note,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
     assert note == "'dog' hardly fires in this image: there may be nothing to remove."
     assert result_notes("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]
+
+
+def test_a_result_without_baseline_shows_only_the_caption():
+    result = result_of(None, "a cat on a street")
+    assert (result.gone, result.new) == ((), ())
+    assert repr(result).startswith("steered   a cat on a street\n")
+    assert json.loads(json.dumps(result.to_dict()))["baseline"] is None
+    for shown in (render_captions(result), result._repr_html_(), captions(result)):
+        assert ">baseline<" not in shown and "None" not in shown
+        assert "a cat on a street" in shown
+    assert not any("did not change" in note for note in result_notes(None, "a cat", result.plan, {}))
+
+
+def test_tables_and_reports_of_results_without_baseline_leave_it_out(tmp_path):
+    step = StepResult(StepSpec(minus=("dog",)), result_of(None, "a cat on a street", provenance={}), ())
+    assert format_table([step]) == "-dog  a cat on a street"
+    page = write_report(tmp_path / "r.html", [(Recipe("x", "small", ()), [step])]).read_text()
+    assert "a cat on a street" in page and "None on" not in page and "<p>None</p>" not in page

@@ -1,6 +1,7 @@
 import doctest
 import itertools
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -486,7 +487,7 @@ def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
         (lambda s, i: s.captions([i], []), "a list of plans for each image"),
         (lambda s, i: s.plan(minus=5), r"minus is a word or a list of words, not 5"),
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
-        (lambda s, i: s.steer(None, minus=["dog"]), "an image is a path, the bytes of a file or a PIL image"),
+        (lambda s, i: s.steer(None, minus=["dog"]), "an image is a path, the bytes of a file, a PIL image or a"),
         (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: must be"),
         (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill: must be a whole number of at least 0, not -1"),
         (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit: must be a finite number from 0 to 1, not 1.5"),
@@ -522,3 +523,56 @@ def test_docstring_examples_run_as_written(name):
     runner = doctest.DocTestRunner(verbose=False)
     for one in found:
         runner.run(one, out=lambda text: pytest.fail(text))
+
+
+# Many images
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "scale", "nu": "all"}])
+def test_a_list_of_images_gives_the_results_of_one_by_one(steerer, settings, monkeypatch):
+    """Of 30 scenes of all sizes; batches of 7, so that there are several."""
+    monkeypatch.setattr("elude_steer.steering.steerer.MAX_BATCH_IMAGES", 7)
+    images = [scene.image for scene in toyland.scenes(seed=50_011, n=30)]
+    sources = [np.asarray(image) if number % 2 else image for number, image in enumerate(images)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EludeSteerWarning)
+        results = steerer.steer(sources, minus=["dog"], plus=["cat"], **settings)
+        single = [steerer.steer(image, minus=["dog"], plus=["cat"], **settings) for image in images]
+        plain = steerer.steer(sources, minus=["dog"], plus=["cat"], baseline=False, **settings)
+    assert [(r.baseline, r.caption, r.notes) for r in results] == [(r.baseline, r.caption, r.notes) for r in single]
+    assert [r.caption for r in plain] == [r.caption for r in single]
+    assert {r.baseline for r in plain} == {None}
+    assert len({r.caption for r in results}) > 10
+    for one, other in zip(results, single, strict=True):
+        assert one.maps.keys() == other.maps.keys()
+        for word, maps in one.maps.items():
+            assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(maps, other.maps[word], strict=True))
+        assert one.image.size == other.image.size
+
+
+def test_the_tower_runs_once_an_image_of_a_list(steerer, scenes):
+    layer, rows = steerer.vlm.model.get_submodule(f"{steerer.vlm.within}.encoder.layers.0.mlp.fc1"), []
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: rows.append(len(output)))
+    try:
+        results = steerer.explain_each([scene.image for scene in scenes], steerer.plan(minus=["dog"], plus=["cat"]))
+    finally:
+        handle.remove()
+    assert len(results) == len(scenes)
+    assert sum(rows) == sum(steerer.vlm.grid(scene.image.size).tiles for scene in scenes)
+
+
+def test_a_list_warns_once_of_what_all_images_share_and_an_empty_one_is_empty(steerer, scenes):
+    with pytest.warns(EludeSteerWarning) as caught:
+        results = es.steer([scene.image for scene in scenes], minus=["doog"], gamma=1, mode="scale")
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    assert "is far from every label" in texts[0]
+    assert texts[1] == "4 of 4 images have notes of their own: see `notes` of their results."
+    assert all("the caption did not change" in result.notes[-1] for result in results)
+    assert es.steer([], minus=["dog"]) == []
+
+
+def test_a_list_with_a_wrong_image_is_refused_before_captions(steerer, monkeypatch):
+    monkeypatch.setattr(type(steerer), "captions", None)
+    with pytest.raises(ImageError, match="image 1 of the list: an array of float64"):
+        steerer.steer([np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3))], minus=["dog"])
