@@ -166,7 +166,7 @@ def test_arrays_of_bytes_are_images():
         (np.zeros((0, 4, 3), np.uint8), "an array of 0 x 4 x 3 values is no image"),
         (np.zeros((), np.uint8), "an array of no values is no image"),
         (np.zeros((50, 50), np.uint8), "an array of 50 x 50 values has more than 2,000 pixels"),
-        (3, "a PIL image or a NumPy array, not a int"),
+        (3, "a PIL image or a NumPy array, not an int"),
     ],
 )
 def test_other_arrays_are_refused_with_what_would_be_right(source, message):
