@@ -100,6 +100,14 @@ def find_atlas(name: str | Path) -> Path | None:
     )
 
 
+def locate_atlas(atlas: str) -> tuple[str, int]:
+    """An atlas's folder and when it was written, so that one that was built again is loaded again."""
+    folder = find_atlas(atlas)
+    if folder is None or not (manifest := folder.resolve() / MANIFEST).is_file():
+        return atlas, 0  # on the Hub, or nowhere
+    return str(manifest.parent), manifest.stat().st_mtime_ns
+
+
 def read_defaults(name: str | Path) -> Mapping[str, Any]:
     """The default settings for edits of an atlas, from its manifest alone; raises if its model has no captions.
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import EMBEDDED_ATLAS, MANIFEST, check_captions, find_atlas, read_defaults
+from elude_steer.atlas.manifest import EMBEDDED_ATLAS, check_captions, locate_atlas, read_defaults
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
 from elude_steer.models.images import open_image, open_images
 from elude_steer.models.loading import as_dtype, check_device
@@ -31,6 +31,7 @@ from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 from elude_steer.utils.files import resolve_id
+from elude_steer.utils.progress import track
 from elude_steer.utils.threads import check_threads, with_threads
 
 Source = TypeVar("Source", bound=SubUnitSource)  # an atlas, or a dictionary in its place
@@ -223,8 +224,8 @@ class Steerer(Generic[Source]):
         baseline: bool = True,
     ) -> list[SteeredCaption]:
         """Do what `explain` does for one plan and several images, in batches; `baseline` as in `steer`."""
-        results: list[SteeredCaption] = []
-        for _, batch in image_batches(self.vlm, open_images(images), lambda image: image, MAX_BATCH_IMAGES):
+        opened, results = track(open_images(images), "captioning", "images"), []
+        for _, batch in image_batches(self.vlm, opened, lambda image: image, MAX_BATCH_IMAGES):
             explained = self._explain_batch(batch, [plan], prompt, max_new_tokens, notes, baseline=baseline)
             results += [result for (result,) in explained]
         return results
@@ -420,7 +421,7 @@ def steer(
     """
     opened = open_images(image) if isinstance(image, list | tuple) else open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
-    steerer = _load_steerer(*_locate_atlas(str(atlas)), model, device, dtype, threads)
+    steerer = _load_steerer(*locate_atlas(str(atlas)), model, device, dtype, threads)
     words: SteerArguments = {"minus": minus, "plus": plus, "where": where, "prompt": prompt}
     options: SteerArguments = {**words, "max_new_tokens": max_new_tokens, "baseline": baseline, **settings}
     return steerer.steer(opened, **options)
@@ -433,14 +434,6 @@ def _warn(notes: Sequence[str]) -> None:
         frame, level = frame.f_back, level + 1
     for note in notes:
         warnings.warn(note, EludeSteerWarning, stacklevel=level)
-
-
-def _locate_atlas(atlas: str) -> tuple[str, int]:
-    """An atlas's folder and when it was written, so that one that was built again is loaded again."""
-    folder = find_atlas(atlas)
-    if folder is None or not (manifest := folder.resolve() / MANIFEST).is_file():
-        return atlas, 0  # on the Hub, or nowhere
-    return str(manifest.parent), manifest.stat().st_mtime_ns
 
 
 @lru_cache(maxsize=2)
