@@ -83,7 +83,7 @@ def check_heatmap_folder(folder: Path) -> Path:
     from elude_steer.models.images import SUFFIXES
     from elude_steer.utils.files import check_folder
 
-    if not os.path.isdir(folder) and folder.suffix.lower() in SUFFIXES:
+    if not os.path.isdir(folder) and folder.suffix.lower() in SUFFIXES:  # noqa: PTH112
         raise SpecError(
             f"--heatmap is '{folder}', and there are many images; give a folder: --heatmap {folder.with_suffix('')}."
         )
