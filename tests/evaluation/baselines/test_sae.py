@@ -9,8 +9,8 @@ import torch
 
 from elude_steer import toyland
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.baselines import SAE_KINDS
 from elude_steer.evaluation.baselines.sae import (
-    KINDS,
     Quality,
     Sae,
     SaeSpec,
@@ -23,7 +23,7 @@ from elude_steer.evaluation.baselines.sae import (
 from elude_steer.utils import optional
 from tests.helpers.checks import import_problem, run_in_own_environment, run_script
 
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", SAE_KINDS)
 
 
 def planted(tokens=3000, d=24, concepts=32, active=3, seed=0):
@@ -208,7 +208,7 @@ def test_latents_of_a_transcoder_read_the_input_of_the_layer(steerer, layer_inpu
 def test_an_sae_is_on_the_device_of_its_tokens():
     """The meta device refuses tensors from another device, as a GPU does."""
     inputs = torch.zeros(50, 4, device="meta")
-    for kind in sorted(set(KINDS) - {"archetypal"}):  # its points are rows that must hold values
+    for kind in sorted(set(SAE_KINDS) - {"archetypal"}):  # its points are rows that must hold values
         sae = Sae(SaeSpec(kind, 8), inputs, inputs)
         assert {tensor.device.type for tensor in (*sae.parameters(), *sae.buffers())} == {"meta"}
         if kind not in ("batch_topk", "matryoshka"):
