@@ -12,24 +12,23 @@ import elude_steer as es
 
 INK, SOFT, GONE, NEW, PAPER = (29, 33, 41), (102, 106, 120), (179, 38, 30), (20, 113, 61), (255, 255, 255)
 SIDE, GAP = 300, 20
+SCENE = Path(__file__).parent / "images" / "toyland-teddy.png"
+EDITS = ({"minus": "teddy"}, {"minus": "teddy", "plus": "dog"})  # with the atlas's own settings
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="file to write")
     options = parser.parse_args()
-    scene = Path(__file__).parent / "images" / "toyland-dog.png"
-    replace = {"minus": ["dog"], "plus": ["biker"]}
-    rows = [("minus dog", {"minus": ["dog"], "kappa": 6}), ("minus dog, plus biker", replace)]
-    results = [(title, es.steer(scene, **edit)) for title, edit in rows]
-    image, first = Image.open(scene).convert("RGB"), results[0][1]
+    results = [(_flags(edit), es.steer(SCENE, **edit)) for edit in EDITS]
+    image, first = Image.open(SCENE).convert("RGB"), results[0][1]
     large, small = ImageFont.load_default(24), ImageFont.load_default(17)
     sheet = Image.new("RGB", (3 * SIDE + 4 * GAP, SIDE + 250), PAPER)
     draw = ImageDraw.Draw(sheet)
     panels = [
         ("the image", image.resize((SIDE, SIDE), Image.Resampling.NEAREST)),
-        ("where 'dog' is active", first.heatmap("dog", side=SIDE)),
-        ("where 'biker' is placed", results[1][1].heatmap("biker", side=SIDE)),
+        ("where 'teddy' is active", first.heatmap("teddy", side=SIDE)),
+        ("where 'dog' is placed", results[1][1].heatmap("dog", side=SIDE)),
     ]
     for number, (title, panel) in enumerate(panels):
         left = GAP + number * (SIDE + GAP)
@@ -47,6 +46,11 @@ def main() -> None:
             left += large.getlength(word + " ")
     draw.text((GAP, top + 40), "green: new", NEW, font=small)
     sheet.save(options.out, optimize=True)
+
+
+def _flags(edit: dict[str, str]) -> str:
+    """The options of `elude-steer steer` that make this edit."""
+    return " ".join(f"--{name} {value}" for name, value in edit.items())
 
 
 if __name__ == "__main__":

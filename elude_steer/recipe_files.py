@@ -33,7 +33,9 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
     path = find_recipe(path_or_name)
     text = _read_text(path)
     if _steering_keys(text) > 0:
-        raise SpecError(f"'{path_or_name}' says what to change, not how to build an atlas: `elude-steer run {path}`.")
+        raise SpecError(
+            f"'{path_or_name}' says what to change, not how to build an atlas: `elude-steer run {path_or_name}`."
+        )
     return parse_spec(text, source=str(path))
 
 
@@ -42,7 +44,9 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
     path = find_recipe(path_or_name)
     text = _read_text(path)
     if _steering_keys(text) < 0:
-        raise SpecError(f"'{path_or_name}' says how to build an atlas, not what to change: `elude-steer build {path}`.")
+        raise SpecError(
+            f"'{path_or_name}' says how to build an atlas, not what to change: `elude-steer build {path_or_name}`."
+        )
     recipe = parse_recipe(text, str(path))
 
     def full_path(name: str | None) -> str | None:

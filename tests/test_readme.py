@@ -24,3 +24,17 @@ def test_the_first_example_prints_the_output_below_it(tmp_path, monkeypatch):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, {})
     assert printed.getvalue() == output
+
+
+def test_the_first_image_shows_what_the_default_settings_give():
+    import runpy
+
+    import elude_steer as es
+
+    script = runpy.run_path(str(ROOT / "demos" / "readme_steering_image.py"))
+    removed, replaced = script["EDITS"]
+    assert set(removed) | set(replaced) == {"minus", "plus"}  # and no settings
+    flags = script["_flags"](replaced)
+    assert f"`elude-steer steer {script['SCENE'].relative_to(ROOT)} {flags}` prints the last caption" in README
+    assert es.steer(script["SCENE"], **removed).caption == "a chair in a room"
+    assert es.steer(script["SCENE"], **replaced).caption == "a dog on a chair in a room"

@@ -70,7 +70,7 @@ def export(
     loaded = load_recipe(recipe)
     check_folder(out, new=True)
     if step > len(loaded.steps):
-        raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}.")
+        raise SpecError(f"recipe '{loaded.name}' has {len(loaded.steps)} edits, not {step}; --step counts from 1.")
     chosen = override(loaded.steps[step - 1], [f"settings.{change}" for change in changes])
     if no_bias and form != "peft":
         raise SpecError("--no-bias is for adapters, and a checkpoint holds the bias: add --as peft, or leave it out.")

@@ -6,13 +6,13 @@ import html
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from elude_steer import __version__
 from elude_steer.specs import Recipe, Settings
 from elude_steer.steering.plan import Concept
 from elude_steer.steering.result import render_captions, render_maps
 from elude_steer.steering.run_recipe import StepResult
+from elude_steer.steering.settings import format_setting
 from elude_steer.utils.files import REPORT_ENDINGS, check_file, write_file
 from elude_steer.utils.html import page
 from elude_steer.utils.plotting import data_uri, fit_within
@@ -103,13 +103,7 @@ def _settings(concept: Concept) -> str:
     shown = ["mode", gain, "kappa", "nu"]
     gains = ("alpha", "beta", "gamma")
     shown += [name for name in settings if name not in (*gains, *shown) and settings[name] != paper[name]]
-    return f"{concept.word}: " + ", ".join(_setting(name, settings[name]) for name in shown)
-
-
-def _setting(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return name if value else f"not {name}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    return f"{concept.word}: " + ", ".join(format_setting(name, settings[name]) for name in shown)
 
 
 def _short_name(model: str) -> str:

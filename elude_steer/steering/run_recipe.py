@@ -10,6 +10,7 @@ from typing import Any
 from elude_steer.models.images import open_image
 from elude_steer.recipe_files import require_image
 from elude_steer.specs import Recipe, StepSpec
+from elude_steer.steering.settings import format_setting
 from elude_steer.steering.steerer import SteeredCaption, Steerer
 
 
@@ -23,7 +24,7 @@ class StepResult:
 
     @property
     def title(self) -> str:
-        """The edit as the paper writes it: `-dog +biker`."""
+        """The edit as the paper writes it, with its settings: `-dog +biker (kappa 6)`."""
         return step_title(self.step)
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,8 +33,10 @@ class StepResult:
 
 
 def step_title(step: StepSpec) -> str:
-    """The edit of a step as the paper writes it: `-dog +biker`."""
-    return " ".join([*(f"-{word}" for word in step.minus), *(f"+{word}" for word in step.plus)]) or "no edit"
+    """The edit of a step as the paper writes it, with the settings that it names: `-dog +biker (kappa 6)`."""
+    words = " ".join([*(f"-{word}" for word in step.minus), *(f"+{word}" for word in step.plus)]) or "no edit"
+    settings = ", ".join(format_setting(name, value) for name, value in step_settings(step).items())
+    return f"{words} ({settings})" if settings else words
 
 
 def step_settings(step: StepSpec) -> Mapping[str, Any]:

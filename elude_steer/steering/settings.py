@@ -32,3 +32,10 @@ def merge_settings(*layers: Mapping[str, Any]) -> Settings:
             if value is not None:
                 merged[name] = value.item() if isinstance(value, np.generic) else value
     return validate(Settings(**merged))
+
+
+def format_setting(name: str, value: Any) -> str:
+    """A setting in words: `kappa 6`, `smooth`, `not smooth`."""
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
