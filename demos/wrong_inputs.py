@@ -153,7 +153,7 @@ def main() -> None:
         "# Wrong inputs and their answers",
         "",
         f"{len(MISTAKES)} mistakes, over all commands, each typed in a new folder. `demos/wrong_inputs.py`",
-        "writes this page, and fails if an answer is not one line, shows a traceback, exits with 0, or leaves a file behind.",
+        "writes this page; it fails if an answer is not one line, shows a traceback, exits with 0 or leaves files.",
         "",
         "```",
     ]
