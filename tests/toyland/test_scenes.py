@@ -81,7 +81,7 @@ def test_scenes_are_written_with_their_captions(tmp_path):
     assert [line["caption"] for line in lines] == [scene.caption for scene in scenes(3, 4)]
     with Image.open(folder / lines[0]["file"]) as image:
         assert image.size in {(96, 96), (192, 96), (96, 192)}
-    with pytest.raises(StorageError, match="is not empty; give a new folder"):
+    with pytest.raises(StorageError, match="is not an empty folder; give a new one"):
         write_scenes(folder, 4, 3)
 
 

@@ -90,7 +90,7 @@ def test_notes_tell_about_absent_words_and_failed_edits(steerer, scene):
         ({"minus": "dog", "kind": "replace"}, r"so plus is needed: tune\(steerer, image, minus='dog', plus='biker'\)"),
         ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove' or 'replace'"),
         ({"minus": ["dog", "cat"]}, "one concept at a time: minus='dog'"),
-        ({"minus": 5}, "a concept is a word, not a int"),
+        ({"minus": 5}, "a concept is a word, not an int"),
         ({"minus": "dog", "by": "gone"}, "by is 'gone'"),
         ({"minus": "dog", "grid": {"gama": [1]}}, "Did you mean 'gamma'"),
     ],
