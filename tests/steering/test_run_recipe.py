@@ -111,7 +111,10 @@ def test_each_step_edits_the_same_image(tmp_path):
     recipe = Recipe("mine", "toyland", steps, str(path), "What is it?", 9)
     steerer = Echo()
     first, second = run_recipe(recipe, steerer)
-    assert [(one.title, one.missing) for one in (first, second)] == [("-dog", ("'man' is still there",)), ("+cat", ())]
+    assert [(one.title, one.missing) for one in (first, second)] == [
+        ("-dog (gamma -3)", ("'man' is still there",)),
+        ("+cat", ()),
+    ]
     ((image, plans, call),) = steerer.calls  # the tower runs once for all steps
     assert image.size == (7, 5)
     assert plans == [1, 2]
