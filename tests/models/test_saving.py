@@ -25,7 +25,7 @@ def test_our_checkpoints_have_video_settings(checkpoint):
     settings = get_video_processor_config(checkpoint)
     images = load_processor(checkpoint, "llava_onevision").image_processor
     assert settings["size"] == dict(images.size)
-    assert settings["image_mean"] == images.image_mean
+    assert settings["image_mean"] == list(images.image_mean)
 
 
 @needs_torchvision
