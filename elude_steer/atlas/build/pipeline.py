@@ -36,7 +36,7 @@ from elude_steer.specs import (
     AtlasSpec,
     ModelSpec,
 )
-from elude_steer.utils.files import check_folder, home
+from elude_steer.utils.files import home
 from elude_steer.utils.parallel import launch, worker_group
 from elude_steer.utils.yaml_schema import dump_document, override, validate
 
@@ -73,7 +73,7 @@ def build(
         >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
     """
     spec = override(validate(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
-    out = check_target(check_folder(out) if out else home() / "atlases" / check_name(spec.name))
+    out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
     check_counts(threads, processes)
     check_device(device)
     source = images if images is not None else spec.images.source
@@ -82,6 +82,8 @@ def build(
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
         options = {"--out": out, "--device": device, "--threads": threads, "--work": work_folder(work)}
+        for folder in (out, work_folder(work)):  # the command asks for the folder that they lie in
+            folder.parent.mkdir(parents=True, exist_ok=True)
         _build_in_processes(spec, source, processes, options, quiet)
         return Atlas.load(out)
     with worker_group(processes, threads) as workers:
