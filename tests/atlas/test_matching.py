@@ -39,7 +39,7 @@ def test_entry_points_take_in_other_units_only_and_do_not_chain():
 
 
 @pytest.mark.parametrize(
-    ("word", "message"), [("  ", "a concept is a word, not '  '"), (3, "not a int"), (["dog"], "not a list")]
+    ("word", "message"), [("  ", "a concept is a word, not '  '"), (3, "not an int"), (["dog"], "not a list")]
 )
 def test_a_concept_that_is_not_a_word_is_refused(word, message):
     with pytest.raises(SpecError, match=message):

@@ -566,9 +566,9 @@ def test_choosing_the_same_example_again_clears_the_mark(visit):
 
 def test_settings_of_an_edit_are_reset_with_the_next_image(visit, presenter):
     visitor = visit()
-    visitor.example("dog")
-    visitor.edit(0)
-    assert "differ from the atlas's: kappa 6" in visitor.page.locator("#said").inner_text()
+    visitor.example("train")
+    visitor.edit(2)
+    assert "differ from the atlas's: nu 40" in visitor.page.locator("#said").inner_text()
     visitor.example("teddy")
     visitor.words("minus", "teddy")
     visitor.words("plus")

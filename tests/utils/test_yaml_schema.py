@@ -366,7 +366,7 @@ def test_all_problems_of_a_document_are_reported_together():
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        (Toy(inner={"gain": 3}), "inner: must be a Inner, not a dict."),
+        (Toy(inner={"gain": 3}), "inner: must be an Inner, not a dict."),
         (Toy(Inner(words="dog")), "inner.words: must be a list, not 'dog'."),
         (Toy(Inner(words=("dog", 3))), "inner.words[1]: must be text, not 3."),
         (Toy(Inner(gain=-51)), "inner.gain: must be a finite number of at least -50, not -51."),

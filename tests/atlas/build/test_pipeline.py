@@ -339,7 +339,7 @@ def test_an_atlas_refuses_another_model(spec, image_folder, tmp_path):
         ({"name": "."}, r"'\.' cannot be the name of an atlas"),
         ({"preprocess": None}, "the model takes tensors, not Image; pass preprocess="),
         ({"skip_tokens": range(17)}, "skip_tokens leaves none of the 17 tokens"),
-        ({"images": None}, "images cannot be taken from a NoneType"),
+        ({"images": None}, "images cannot be taken from None"),
     ],
 )
 def test_wrong_arguments_are_explained(image_folder, change, text):
