@@ -1,4 +1,4 @@
-"""The training loop of toyland's captioner and labeller: seeded scenes, Muon and AdamW, checkpoints."""
+"""The training loop of toyland's and photoland's models: seeded batches, Muon and AdamW, checkpoints."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class Schedule:
 
     def learning_rate(self, step: int, warmup: int = 50) -> float:
         """The learning rate of a step: linear warm-up, then half a cosine."""
-        if step < warmup:
-            return self.peak * (step + 1) / warmup
-        return self.peak * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup))))
+        return cosine_rate(step, self.steps, self.peak, warmup)
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, list[Scene]]]:
         """Numbered batches of scenes, determined by the seed; a thread draws one batch ahead."""
@@ -61,6 +59,13 @@ class Schedule:
                 batch = pending.result()
                 pending = pool.submit(draw, number + 1)
                 yield number, batch
+
+
+def cosine_rate(step: int, steps: int, peak: float, warmup: int) -> float:
+    """The learning rate of a step: linear warm-up, then half a cosine."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))
 
 
 class Muon(torch.optim.Optimizer):
@@ -105,8 +110,8 @@ def orthogonalize(stack: torch.Tensor) -> torch.Tensor:
 def train_networks(
     label: str,
     networks: Mapping[str, nn.Module],
-    schedule: Schedule,
-    compute_loss: Callable[[int, list[Scene]], torch.Tensor],
+    schedule: Any,
+    compute_loss: Callable[[int, Any], torch.Tensor],
     checkpoint: Path,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -115,13 +120,13 @@ def train_networks(
     Args:
         label: name of the phase in the log.
         networks: name -> network; the names are those of the checkpoint.
-        schedule: the phase.
-        compute_loss: computes the loss of a step's scenes.
+        schedule: the phase: a `Schedule`, or an object with its methods and its attributes `peak`, `steps` and `size`.
+        compute_loss: computes the loss of a step and its batch.
         checkpoint: file to resume from and to write to.
         log: called with a line of progress every 50 batches.
 
     Returns:
-        For the report: the mean loss of every 50 batches, the number of scenes, and the minutes of all runs together.
+        For the report: the mean loss of every 50 batches, the number of images, and the minutes of all runs together.
     """
     named = {f"{name}.{key}": p for name, network in networks.items() for key, p in network.named_parameters()}
     parameters = list(named.values())
@@ -138,10 +143,10 @@ def train_networks(
         adamw.load_state_dict(state["stepping"])
         start, losses, minutes = state["step"], state["losses"], state["minutes"]
     recent, since, saved = [], time.perf_counter(), time.perf_counter()
-    for step, scenes in schedule.batches(start):
+    for step, batch in schedule.batches(start):
         rate = schedule.learning_rate(step)
         muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = 2 * rate, rate
-        loss = compute_loss(step, scenes)
+        loss = compute_loss(step, batch)
         muon.zero_grad()
         adamw.zero_grad()
         loss.backward()
@@ -154,7 +159,7 @@ def train_networks(
             speed = len(recent) * schedule.size / (time.perf_counter() - since)
             minutes_left = (schedule.steps - step - 1) * schedule.size / speed / 60
             progress = f"{label}: {step + 1}/{schedule.steps}, loss {losses[-1]:.3f}"
-            log(f"{progress}, {speed:.0f} scenes/s, {minutes_left:.0f} min left")
+            log(f"{progress}, {speed:.0f} images/s, {minutes_left:.0f} min left")
             recent, since = [], time.perf_counter()
         if (step + 1) % 100 == 0 or step + 1 == schedule.steps:
             minutes, saved = minutes + (time.perf_counter() - saved) / 60, time.perf_counter()
