@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from elude_steer.cli.checks import check_coco, check_edit, check_grid
+from elude_steer.cli.checks import check_coco, check_edit, check_grid, check_photos
 from elude_steer.cli.options import (
     LOADING,
     hide_loading_bars,
@@ -25,9 +25,18 @@ from elude_steer.cli.options import (
 @click.option("--minus", metavar="WORD", help="With IMAGE: the concept to remove.")
 @click.option("--plus", metavar="WORD", help="With IMAGE: the concept to add.")
 @click.option(
-    "--kind", type=click.Choice(["remove", "replace"]), default="remove", show_default=True, help="Kind of edits."
+    "--kind",
+    type=click.Choice(["remove", "replace", "absent"]),
+    default="remove",
+    show_default=True,
+    help="Kind of edits; absent removes what is not there.",
 )
-@click.option("--scenes", default="toyland:60001", show_default=True, help="Images with known objects: toyland:SEED.")
+@click.option(
+    "--scenes",
+    default="toyland:60001",
+    show_default=True,
+    help="Images with known objects: toyland:SEED, or photos:FOLDER with captions.json in it.",
+)
 @click.option("--coco", nargs=2, metavar="JSON FOLDER", help="COCO annotations and images, instead of scenes.")
 @click.option("--count", type=click.IntRange(min=1), default=60, show_default=True, help="Number of images.")
 @click.option("--grid", "grids", multiple=True, metavar="NAME=V,V,…", help="Values to try; may be repeated.")
@@ -105,8 +114,8 @@ def _check_many_images(scenes: str, coco: tuple[str, str] | None, plot: Path | N
 
     if coco:
         check_coco(*coco)
-    else:
-        parse_scenes(scenes)
+    elif (parsed := parse_scenes(scenes))[0] == "photos":
+        check_photos(parsed[1])
     if plot is not None:
         check_file(plot, IMAGE_ENDINGS)
     if changed_atlas is not None and (folder := find_atlas(changed_atlas)) is not None:

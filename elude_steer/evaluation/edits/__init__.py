@@ -4,12 +4,17 @@ from typing import Literal
 
 from elude_steer.errors import SpecError
 
-Kind = Literal["remove", "replace"]  # of edits
+Kind = Literal["remove", "replace", "absent"]  # of edits; `absent` removes what is not there
 
 
-def parse_scenes(source: str) -> int:
-    """The seed of `toyland:SEED`."""
-    kind, _, seed = source.partition(":")
-    if kind != "toyland" or not seed.isdecimal():
-        raise SpecError(f"--scenes is '{source}'; write toyland:SEED, or use --coco with annotations and images.")
-    return int(seed)
+def parse_scenes(source: str) -> tuple[Literal["toyland", "photos"], str]:
+    """The kind and the seed or folder of `toyland:SEED` or `photos:FOLDER`."""
+    kind, _, where = source.partition(":")
+    if kind == "toyland" and where.isdecimal():
+        return "toyland", where
+    if kind == "photos" and where:
+        return "photos", where
+    raise SpecError(
+        f"--scenes is '{source}'; write toyland:SEED, or photos:FOLDER with captions.json in the folder, or use --coco "
+        "with annotations and images."
+    )

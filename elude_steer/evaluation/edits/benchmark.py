@@ -1,8 +1,8 @@
-"""The benchmark of edits: remove an object, or replace it by another, and score what happens to the caption.
+"""The benchmark of edits: remove an object, replace it by another, or remove one that is not there; score the caption.
 
-The objects in each image are known: from toyland's scenes, or from COCO's annotations. An edit names only words; its
-score compares the captions before and after. Toyland's grammar tells whether the caption is still a sentence. Without a
-grammar, the unsteered model compares the likelihood of the caption to that of the baseline.
+The objects in each image are known: from toyland's scenes, COCO's annotations, or several captions of a photo. An edit
+names only words; its score compares the captions before and after. Toyland's grammar tells whether the caption is still
+a sentence. Without a grammar, the unsteered model compares the likelihood of the caption to that of the baseline.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -43,10 +43,12 @@ class Case:
     Attributes:
         source: the image, or the path of its file.
         objects: the objects in the image.
+        possible: further objects of which nobody can say that they are absent; they do not count as invented.
     """
 
     source: Any
     objects: frozenset[str]
+    possible: frozenset[str] = frozenset()
 
     @property
     def image(self) -> Any:
@@ -80,12 +82,14 @@ class Task:
         baseline: the unsteered caption.
         minus: the object to remove, which the baseline names.
         plus: the object to put in its place; None to only remove.
+        present: whether `minus` is in the image; otherwise the caption should stay as it is.
     """
 
     case: int
     baseline: str
     minus: str
     plus: str | None = None
+    present: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,13 @@ class Outcome:
 
     @property
     def success(self) -> bool:
-        """Whether the edit did what was requested."""
-        return self.gone and self.plus_named
+        """Whether the edit did what was requested: for an object that is not there, nothing."""
+        return self.gone and self.plus_named if self.task.present else not self.changed
+
+    @property
+    def changed(self) -> bool:
+        """Whether the caption is another one than the baseline."""
+        return self.caption != self.task.baseline
 
     @property
     def clean(self) -> bool:
@@ -130,9 +139,9 @@ class Score:
     """Shares over many edits, with 95 % intervals.
 
     Attributes:
-        kind: remove or replace.
+        kind: remove, replace or absent.
         edits: number of edits.
-        success: share of edits that did what was requested.
+        success: share of edits that did what was requested; for `absent`, of captions that stayed as they were.
         gone: share in which the removed object is no longer named.
         kept: mean share of the baseline's other objects and places that are still named.
         invented: share that name an object which is neither in the image nor requested.
@@ -194,16 +203,21 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
 
 
 def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0) -> list[Task]:
-    """One edit per image, of an object that is there and that the baseline names; skip images without one."""
-    if kind not in ("remove", "replace"):
-        raise SpecError(f"an edit is 'remove' or 'replace', not '{kind}'.")
+    """One edit per image, of an object that is there and that the baseline names; skip images without one.
+
+    For `absent` it is an object that is not there and that the baseline does not name.
+    """
+    if kind not in get_args(Kind):
+        raise SpecError(f"an edit is 'remove', 'replace' or 'absent', not '{kind}'.")
     tasks = []
     for number, (case, caption) in enumerate(zip(world.cases, baselines, strict=True)):
         rng = np.random.default_rng([seed, number])
         named = world.read(caption).objects
         removable = sorted(named & case.objects)
-        absent = [word for word in world.vocabulary if word not in case.objects | named]
-        if removable and (absent or kind == "remove"):
+        absent = [word for word in world.vocabulary if word not in case.objects | case.possible | named]
+        if kind == "absent":
+            tasks += [Task(number, caption, absent[rng.integers(len(absent))], present=False)] if absent else []
+        elif removable and (absent or kind == "remove"):
             minus = removable[rng.integers(len(removable))]
             plus = absent[rng.integers(len(absent))] if kind == "replace" else None
             tasks.append(Task(number, caption, minus, plus))
@@ -222,7 +236,7 @@ def score_caption(world: World, task: Task, caption: str) -> Outcome:
         gone=task.minus not in after.objects,
         plus_named=task.plus is None or task.plus in after.objects,
         kept=len(kept) / len(others) if others else 1.0,
-        invented=tuple(sorted(after.objects - case.objects - requested)),
+        invented=tuple(sorted(after.objects - case.objects - case.possible - requested)),
         well_formed=after.well_formed,
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits.benchmark import Case, Reading, World
+from elude_steer.evaluation.edits.caption_reader import CaptionReader
 
 LARGE = 0.01  # share of the image; captions seldom mention smaller objects
 _EXPECTED = "give one such as instances_val2017.json"
@@ -115,10 +116,6 @@ _OTHER_MEANINGS = (
     "jet ski, ball game, ball park, ball field, record player, dvd player, cd player, man made, man hole"
 )
 _ANIMALS = "bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe"
-_PLURALS = {
-    "person": "people", "child": "children", "mouse": "mice", "knife": "knives", "pocketknife": "pocketknives",
-    "calf": "calves", "goose": "geese", "ox": "oxen",
-}  # fmt: skip
 
 # Orange is more often a colour than a fruit: it counts only after an article, and before neither a noun nor a colour.
 _ORANGE = (
@@ -186,7 +183,7 @@ def coco_world(
     content = repr([(image.file, sorted(image.objects)) for image in chosen])
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     cases = [Case(folder / image.file, image.objects) for image in chosen]
-    return World(f"coco:{source.stem}:{digest}", cases, tuple(_classes()), read_caption)
+    return World(f"coco:{source.stem}:{digest}", cases, _reader().names, read_caption)
 
 
 def read_caption(caption: str) -> Reading:
@@ -196,13 +193,14 @@ def read_caption(caption: str) -> Reading:
         >>> sorted(read_caption("Two men eat hot dogs at a traffic light.").objects)
         ['hot dog', 'person', 'traffic light']
     """
-    pattern, classes = _class_names()
-    names = (re.sub(r"[\s-]+", " ", match.group()) for match in pattern.finditer(caption.lower()))
-    return Reading(frozenset(classes[name] for name in names) - {""})
+    return Reading(_reader().read(caption))
 
 
 def _read_annotations(path: Path) -> list[_AnnotatedImage]:
-    content, classes = _read_json(path), _class_names()[1]
+    content, classes = (
+        read_json_lists(path, ("images", "annotations", "categories"), "instances_val2017.json"),
+        _reader().concepts,
+    )
     try:
         names = {row["id"]: str(row["name"]).lower() for row in content["categories"]}
         unknown = sorted(name for name in names.values() if not classes.get(name))
@@ -223,49 +221,28 @@ def _read_annotations(path: Path) -> list[_AnnotatedImage]:
     return sorted(images)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_lists(path: Path, keys: Sequence[str], example: str) -> dict[str, Any]:
+    """Read a JSON file of COCO's formats, which must have a list under each of these keys.
+
+    Args:
+        path: the file.
+        keys: the lists that it must have.
+        example: the name of such a file, for the error.
+    """
+    expected = f"give one such as {example}"
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise SpecError(f"'{path}' cannot be read: {error.strerror or error}; check the path.") from error
+        raise SpecError(f"'{path}' cannot be read: {error.strerror or error}; {expected}.") from error
     except ValueError as error:  # not JSON, or not even text
-        raise SpecError(f"'{path}' is no COCO instances file: it is not JSON; {_EXPECTED}.") from error
-    for key in ("images", "annotations", "categories"):
+        raise SpecError(f"'{path}' is not JSON; {expected}.") from error
+    for key in keys:
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise SpecError(f"'{path}' is no COCO instances file: it has no list '{key}'; {_EXPECTED}.")
-    return content
+            raise SpecError(f"'{path}' has no list '{key}'; {expected}.")
+    return dict(content)
 
 
 @cache
-def _classes() -> dict[str, tuple[str, ...]]:
-    """The 80 classes with their synonyms."""
-    lines = re.sub(r",\n\s+", ", ", _CLASSES.strip()).splitlines()
-    pairs = (line.split(": ") for line in lines)
-    return {name: tuple(others.split(", ")) for name, others in pairs}
-
-
-@cache
-def _class_names() -> tuple[re.Pattern[str], dict[str, str]]:
-    """A pattern of all names, longest first, and the class of each name; empty for a phrase with another meaning."""
-    classes = dict.fromkeys(_OTHER_MEANINGS.split(", "), "")
-    classes |= {other: name for name, others in _classes().items() for other in (name, *others)}
-    classes |= {f"baby {name}": name for name in _ANIMALS.split(", ")}  # otherwise a baby is a person
-    forms = {form: name for one, name in classes.items() for form in (one, _plural(one))}
-    patterns = [
-        _ORANGE if form == "orange" else re.escape(form).replace(r"\ ", r"[\s-]+")
-        for form in sorted(forms, key=len, reverse=True)
-    ]
-    return re.compile(rf"\b(?:{'|'.join(patterns)})\b"), forms
-
-
-def _plural(name: str) -> str:
-    *head, last = name.split(" ")
-    if last in _PLURALS:
-        last = _PLURALS[last]
-    elif last.endswith("man"):
-        last = last.removesuffix("man") + "men"
-    elif re.search(r"[^aeiou]y$", last):
-        last = last.removesuffix("y") + "ies"
-    else:
-        last += "es" if re.search(r"(?:s|x|z|ch|sh)$", last) else "s"
-    return " ".join([*head, last])
+def _reader() -> CaptionReader:
+    animals = {f"baby {name}": name for name in _ANIMALS.split(", ")}  # otherwise a baby is a person
+    return CaptionReader(_CLASSES, other_meanings=_OTHER_MEANINGS, further=animals, patterns={"orange": _ORANGE})

@@ -13,6 +13,7 @@ from elude_steer.errors import SpecError
 from elude_steer.evaluation.edits import Kind, parse_scenes
 from elude_steer.evaluation.edits.benchmark import World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
+from elude_steer.evaluation.edits.photos import photo_world
 from elude_steer.evaluation.edits.sweep import (
     By,
     Point,
@@ -34,6 +35,7 @@ from elude_steer.utils.yaml_schema import dump_document
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "remove": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
     "replace": {"beta": (10, 20), "kappa": (12, 24), "nu": (6, 10, 16)},
+    "absent": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
 }
 
 
@@ -87,7 +89,7 @@ def tune(
         target: an image (a path, the bytes of a file, or a PIL image), or a `World`.
         minus: for an image, the concept to remove.
         plus: for an image, the concept to put in its place.
-        kind: for a world, the edits to try: `remove` or `replace`. For an image, `plus` decides.
+        kind: for a world, the edits to try: `remove`, `replace` or `absent`. For an image, `plus` decides.
         grid: setting -> values to try; by default a dozen points that suit the edit (`GRIDS`).
         by: what the best settings maximize: `harmonic`, `clean`, `success` or `kept`.
         min_kept: for a world, the share of the other objects and places that the best settings must keep.
@@ -98,7 +100,7 @@ def tune(
         >>> steerer.steer("dog.png", minus=["dog"], **result.best).caption
     """
     if kind not in GRIDS:
-        raise SpecError(f"kind is {kind!r}; an edit is 'remove' or 'replace'.")
+        raise SpecError(f"kind is {kind!r}; an edit is 'remove', 'replace' or 'absent'.")
     if isinstance(target, World):
         if minus is not None or plus is not None:
             raise SpecError(
@@ -184,7 +186,7 @@ def tune_on_world(
     Args:
         steerer: the model and the atlas to tune.
         kind: the edits to try.
-        scenes: `toyland:SEED`.
+        scenes: `toyland:SEED`, or `photos:FOLDER` (see `photo_world`).
         coco: an annotation file and a folder of images, to use in place of toyland's scenes.
         count: number of images.
         grid: setting -> values to try; by default one of `GRIDS`.
@@ -196,7 +198,7 @@ def tune_on_world(
         _writable_folder(steerer)
     if plot is not None:
         plot = check_file(plot, IMAGE_ENDINGS)
-    world = coco_world(*coco, limit=count) if coco else toyland_world(parse_scenes(scenes), count)
+    world = coco_world(*coco, limit=count) if coco else _world(scenes, count)
     result, points = _sweep_world(steerer, world, kind, grid, by=by)
     notes = [*result.notes]
     if plot is not None:
@@ -206,6 +208,11 @@ def tune_on_world(
     if save_to_atlas:
         notes.append(f"new default settings of atlas '{steerer.atlas.name}': {save_settings(steerer, result.best)}")
     return replace(result, notes=tuple(notes))
+
+
+def _world(scenes: str, count: int) -> World:
+    kind, where = parse_scenes(scenes)
+    return toyland_world(int(where), count) if kind == "toyland" else photo_world(where, limit=count)
 
 
 def _sweep_world(

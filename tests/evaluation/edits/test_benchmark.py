@@ -152,7 +152,7 @@ def test_an_image_without_a_possible_replacement_is_skipped():
 
 
 def test_an_unknown_kind_of_edit_is_refused():
-    with pytest.raises(SpecError, match=r"an edit is 'remove' or 'replace', not 'swap'\."):
+    with pytest.raises(SpecError, match=r"an edit is 'remove', 'replace' or 'absent', not 'swap'\."):
         make_tasks(make_world("dog"), ["a dog."], "swap")
 
 

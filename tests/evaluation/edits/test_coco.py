@@ -6,12 +6,13 @@ from PIL import Image
 from elude_steer.errors import EludeSteerError, EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits import coco
 from elude_steer.evaluation.edits.benchmark import caption_baselines, make_tasks, run_edits, summarize
+from elude_steer.evaluation.edits.caption_reader import plural
 from elude_steer.evaluation.edits.coco import coco_world, read_caption
 from elude_steer.models.images import open_image
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
 
-NAMES = list(coco._classes())
+NAMES = list(coco._reader().names)
 
 
 def classes_in(caption):
@@ -60,15 +61,15 @@ def test_each_of_the_80_classes_is_found_by_its_name():
 
 
 def test_every_synonym_and_its_plural_mean_one_class():
-    for name, others in coco._classes().items():
+    for name, others in coco._reader().synonyms.items():
         for other in others:
             assert classes_in(f"a photo of the {other} here") == {name}, other
-            assert classes_in(f"a photo of two {coco._plural(other)} here") == {name}, other
-        assert classes_in(f"many {coco._plural(name)}") == {name}
+            assert classes_in(f"a photo of two {plural(other)} here") == {name}, other
+        assert classes_in(f"many {plural(name)}") == {name}
 
 
 def test_no_name_means_two_classes():
-    names = [other for name, others in coco._classes().items() for other in (name, *others)]
+    names = [other for name, others in coco._reader().synonyms.items() for other in (name, *others)]
     names += coco._OTHER_MEANINGS.split(", ")
     assert sorted(names) == sorted(set(names))
 
@@ -82,7 +83,7 @@ def test_no_name_means_two_classes():
     ],
 )  # fmt: skip
 def test_plurals_of_english(one, several):
-    assert coco._plural(one) == several
+    assert plural(one) == several
 
 
 @pytest.mark.parametrize(
@@ -206,8 +207,8 @@ def test_a_category_may_have_a_synonym_as_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"categories": None}, "is no COCO instances file: it has no list 'categories'; give one such as instances_v"),
-        ({"annotations": {}}, "it has no list 'annotations'"),
+        ({"categories": None}, "has no list 'categories'; give one such as instances_v"),
+        ({"annotations": {}}, "has no list 'annotations'"),
         ({"categories": [{"id": 1, "name": "dragon"}]}, "has a category 'dragon', which is none of COCO's 80 classes"),
         ({"annotations": [{"image_id": 500, "category_id": 7}]}, r"an entry is malformed \(KeyError\('area"),
         ({"annotations": [{"image_id": 500, "category_id": 8, "area": 1}]}, "an entry is malformed"),
@@ -226,7 +227,7 @@ def test_other_json_files_are_refused(tmp_path, changes, message):
 def test_files_that_are_not_json_objects_are_refused(small, content):
     path, folder = small
     path.write_bytes(content)
-    with pytest.raises(SpecError, match="is no COCO instances file"):
+    with pytest.raises(SpecError, match=r"is not JSON|has no list|is no COCO instances file"):
         coco_world(path, folder)
 
 
