@@ -19,6 +19,7 @@ from elude_steer.utils import optional
 
 # Rows of one distance product. Fixed, because products of another shape may round differently.
 _BLOCK = 1024
+CUML_SAMPLES = 1023  # the largest min_samples of cuml
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def cluster(
 
     Args:
         vectors: `(instances, dimensions)`.
-        backend: `exact`, `fast`, `hdbscan` or `cuml`; see `resolve_backend` for `auto`. `hdbscan` is the library.
-            `exact` gives the library's labels above 60 dimensions; below, the library uses another algorithm, which
+        backend: `exact`, `fast`, `hdbscan` or `cuml`; `backends` resolves `auto`. `hdbscan` is the library. `exact`
+            gives the library's labels above 60 dimensions; below, the library uses another algorithm, which
             orders equal distances differently. `fast` approximates distances and clusters a sample of more than
             10,000 instances; see `fast_hdbscan`. `cuml` runs on a GPU.
         selection: `leaf` or `eom`, the library's cluster_selection_method.
@@ -72,7 +73,7 @@ def cluster(
         raise SpecError(
             f"min_cluster_size must be at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
         )
-    if not torch.isfinite(vectors).all():
+    if not all(torch.isfinite(block).all() for block in vectors.split(_BLOCK)):
         raise ModelError("some contributions are not finite; check the model for NaN and infinite values.")
     if len(vectors) < max(2, min_cluster_size):
         return _all_noise(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
@@ -80,15 +81,6 @@ def cluster(
         vectors = _reduce(vectors, umap_components, umap_neighbors, seed)
     labels, probabilities = _BACKENDS[backend](vectors, selection, min_cluster_size, min_samples or min_cluster_size)
     return _renumber(labels, probabilities)
-
-
-def resolve_backend(backend: str, device: torch.device | str = "cpu") -> str:
-    """Resolve `auto`: `cuml` if the device is a GPU and cuml is installed, else `exact`."""
-    if backend == "auto":
-        return "cuml" if torch.device(device).type == "cuda" and optional.is_installed("cuml") else "exact"
-    if backend == "cuml":
-        optional.require("cuml", "clusters.backend 'cuml'", "set clusters.backend: exact")
-    return backend
 
 
 def distances(vectors: torch.Tensor) -> torch.Tensor:
@@ -119,7 +111,8 @@ def _exact(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tu
     matrix = distances(vectors.cpu()).numpy()
     samples = min(len(matrix) - 1, samples)
     rows = (matrix[start : start + _BLOCK] for start in range(0, len(matrix), _BLOCK))
-    core = np.concatenate([np.partition(block, samples, axis=1)[:, samples] for block in rows])
+    # Copied, because a column of a sorted block would hold the whole block in memory.
+    core = np.concatenate([np.partition(block, samples, axis=1)[:, samples].copy() for block in rows])
     np.maximum(matrix, core, out=matrix)
     np.maximum(matrix, core[:, None], out=matrix)
     edges = mst_linkage_core(matrix)  # of the mutual reachability distances
@@ -138,10 +131,18 @@ def _hdbscan(vectors: torch.Tensor, selection: str, size: int, samples: int) -> 
     return model.labels_, model.probabilities_
 
 
+def require_cuml(samples: int) -> Any:
+    """Return cuml; raise if it is not installed or does not take this min_samples."""
+    cuml = optional.require("cuml", "clusters.backend 'cuml'", "set clusters.backend: auto")
+    if samples > CUML_SAMPLES:
+        raise SpecError(
+            f"cuml takes min_samples up to {CUML_SAMPLES}, not {samples}; set clusters.min_samples: {CUML_SAMPLES}."
+        )
+    return cuml
+
+
 def _cuml(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    cuml = optional.require("cuml", "clusters.backend 'cuml'", "set clusters.backend: exact")
-    if samples > 1023:
-        raise SpecError(f"cuml takes min_samples up to 1023, not {samples}; set clusters.min_samples: 1023.")
+    cuml = require_cuml(samples)
     model = cuml.cluster.hdbscan.HDBSCAN(
         min_cluster_size=size,
         min_samples=samples,

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
 from elude_steer.method.clustering import Clusters
 
 EPS = 1e-12
+ROWS = 65_536  # instances summed at a time, to limit memory; fixed, because sums in another order round differently
+
+
+class Rows(Protocol):
+    """Rows of numbers, all in memory (a tensor) or read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of rows, then their length."""
+        ...
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        """A copy of the rows with these numbers."""
+        ...
 
 
 def contributions(q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -36,25 +52,35 @@ def representatives(c: torch.Tensor, labels: torch.Tensor, probabilities: torch.
     Returns:
         `(K, d_in)`, each row of length one up to `EPS`.
     """
-    r = _cluster_sums(c * probabilities[:, None], labels, clusters)
+    r = _cluster_sums(c, labels, clusters, probabilities)
     return r / (r.norm(dim=1, keepdim=True) + EPS)
 
 
-def cluster_means(q: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
+def cluster_means(q: Rows, labels: torch.Tensor, clusters: int) -> torch.Tensor:
     """The mean input of each cluster's instances, `(K, d_in)`; noise counts for no cluster."""
     sizes = torch.bincount(labels[labels >= 0], minlength=clusters)
     return _cluster_sums(q, labels, clusters) / sizes[:, None]
 
 
-def _cluster_sums(x: torch.Tensor, labels: torch.Tensor, clusters: int) -> torch.Tensor:
-    # One cluster after the other, so that the order of additions is fixed; index_add on a GPU has no fixed order.
-    sums = x.new_zeros(clusters, x.shape[1])
+def _cluster_sums(x: Rows, labels: torch.Tensor, clusters: int, factors: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum of each cluster's rows, `(K, …)`, each row times its factor.
+
+    One cluster after the other, so that the order of additions is fixed; index_add on a GPU has no fixed order.
+    """
+    sums = []
     for number in range(clusters):
-        sums[number] = x[labels == number].sum(0)
-    return sums
+        parts = [_sum_rows(x, rows, factors) for rows in (labels == number).nonzero()[:, 0].split(ROWS)]
+        sums.append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
+    return torch.stack(sums) if sums else torch.zeros(0, x.shape[1])
 
 
-def summarize_clusters(q: torch.Tensor, c: torch.Tensor, clusters: Clusters) -> dict[str, torch.Tensor]:
+def _sum_rows(x: Rows, rows: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    # A function of its own, so that one part is freed before the next is read.
+    values = x[rows]  # a copy
+    return (values if factors is None else values.mul_(factors[rows, None])).sum(0)
+
+
+def summarize_clusters(q: Rows, c: torch.Tensor, clusters: Clusters) -> dict[str, torch.Tensor]:
     """Summarise a unit's clusters by what splitting needs: `representatives`, `means` and `sizes`.
 
     Args:

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from elude_steer.errors import MissingPackageError, ModelError, SpecError
 from elude_steer.method import clustering
-from elude_steer.method.clustering import cluster, distances, resolve_backend
+from elude_steer.method.clustering import cluster, distances
 
 WIDE, NARROW = (61, 100, 64, 300, 128), (59, 8, 30, 3, 50)
 
@@ -223,12 +223,10 @@ def test_a_missing_cuml_gives_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuml", None)
     line = (
         r"^clusters.backend 'cuml' needs the package 'cuml', which is not installed; "
-        r"`pip install 'elude-steer\[gpu\]'`, or set clusters.backend: exact.$"
+        r"`pip install 'elude-steer\[gpu\]'`, or set clusters.backend: auto.$"
     )
     with pytest.raises(MissingPackageError, match=line):
         cluster(blobs(0, 50, 4), backend="cuml", min_cluster_size=5)
-    with pytest.raises(MissingPackageError, match=line):
-        resolve_backend("cuml")
 
 
 def test_a_missing_umap_gives_the_pip_command(monkeypatch):
@@ -368,21 +366,6 @@ def test_min_samples_above_the_limit_of_cuml_is_refused(cuml, size, samples, rep
 def test_too_few_points_never_reach_cuml(cuml):
     assert_all_noise(cluster(blobs(0, 19, 64), backend="cuml", min_cluster_size=20), 19)
     assert cuml == []
-
-
-def test_auto_is_cuml_only_on_a_gpu_with_cuml_installed(cuml, monkeypatch):
-    assert resolve_backend("auto", "cuda:1") == "cuml"
-    assert resolve_backend("auto", torch.device("cuda")) == "cuml"
-    assert resolve_backend("auto", "cpu") == resolve_backend("auto") == "exact"
-    assert resolve_backend("cuml") == "cuml"
-    monkeypatch.setitem(sys.modules, "cuml", None)
-    assert resolve_backend("auto", "cuda") == "exact"
-
-
-@pytest.mark.parametrize("backend", ["exact", "hdbscan"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_backends_other_than_auto_resolve_to_themselves(backend, device):
-    assert resolve_backend(backend, device) == backend
 
 
 @pytest.mark.parametrize(("size", "samples"), [(1, None), (0, None), (10, 0), (10, -3)])

@@ -14,9 +14,11 @@ from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.pipeline import check_counts, run_and_save, work_folder
+from elude_steer.atlas.build.sizes import check_memory
 from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.manifest import check_name, check_target
 from elude_steer.errors import ImageError
+from elude_steer.method.layers import layer_parameters
 from elude_steer.models.hooks import find_layer, record
 from elude_steer.models.images import ImageSet, image_set
 from elude_steer.models.vision import Tower
@@ -62,8 +64,8 @@ def disentangle(
         images: a folder, paths, a dataset, or any iterable of PIL images or tensors.
         preprocess: turns one image into one tensor; None if the images are tensors already.
         name: of the atlas.
-        tokens: see `TokensSpec`.
-        clusters: see `ClustersSpec`.
+        tokens: see `TokensSpec`; by default the number of tokens follows the number of images.
+        clusters: see `ClustersSpec`; by default the sizes follow the number of tokens.
         split: see `SplitSpec`.
         references: see `ReferencesSpec`.
         labels: see `LabelsSpec`; without a scorer the sub-units get no labels.
@@ -94,6 +96,7 @@ def disentangle(
     )
     probing_images = image_set(images)
     parameter = next(model.parameters())
+    check_memory(spec, probing_images.length, layer_parameters(module)[0].shape[1], parameter.device)
 
     def prepare(batch: Sequence[Any]) -> torch.Tensor:
         prepared = [preprocess(image) if preprocess else image for image in batch]

@@ -23,6 +23,7 @@ from elude_steer.atlas.build.pooling import add_references, make_thumbnails, poo
 from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.build.streams import add_streams, measure_streams
 from elude_steer.atlas.build.sub_units import assemble_atlas, split_units
+from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.atlas.build.unit_clusters import cluster_units, rank_instances
 from elude_steer.atlas.manifest import check_name, check_target
@@ -79,6 +80,10 @@ def build(
     source = images if images is not None else spec.images.source
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
+    if isinstance(source, str) and source.startswith(
+        ("hf:", "toyland:")
+    ):  # anybody can open these; the card names them
+        spec = replace(spec, images=replace(spec.images, source=source))
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
         options = {"--out": out, "--device": device, "--threads": threads, "--work": work_folder(work)}
@@ -115,6 +120,8 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
     """
     labelling = prepare_labelling(build)
     tokens = collect_tokens(build)
+    store = TokenStore(tokens.path)
+    build.settle_sizes(len(store.image_ids), len(store))
     rows = rank_instances(build, tokens)
     clusters = cluster_units(build, tokens, rows)
     split = split_units(build, tokens, clusters)

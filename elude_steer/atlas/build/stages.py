@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.activation_cache import ActivationCache
+from elude_steer.atlas.build.sizes import check_memory, resolve_clusters, resolve_tokens
 from elude_steer.errors import EludeSteerWarning, SpecError
-from elude_steer.method.clustering import resolve_backend
 from elude_steer.method.layers import layer_parameters
 from elude_steer.models.images import ImageSet, Item
 from elude_steer.models.vision import Tower
@@ -58,14 +58,14 @@ class Build:
     Attributes:
         tower: the model and its target layer.
         images: the probing images.
-        spec: the settings of all stages.
+        spec: the settings of all stages; `auto` gives way to numbers as soon as they are known.
         workers: the processes and threads that share the work.
         work: the folder that holds the folders of stages.
         quiet: whether progress bars are hidden.
         shard: images in one file of a stage; never changes the result.
         weight: `(d_out, d_in)` of the target layer.
         bias: `(d_out,)` of the target layer.
-        backend: the clustering backend.
+        backend: the clustering backend, once it is chosen.
     """
 
     tower: Tower
@@ -77,15 +77,18 @@ class Build:
     shard: int = 64
     weight: torch.Tensor = field(init=False)
     bias: torch.Tensor = field(init=False)
-    backend: str = field(init=False)
+    backend: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
+        self.weight, self.bias = (tensor.float() for tensor in layer_parameters(self.tower.layer))
+        check_memory(
+            self.spec, self.images.length, self.weight.shape[1], self.tower.device, self.workers.local
+        )  # before the fingerprint, for which images may be read
+        self.spec = resolve_tokens(self.spec, self.images.length)
         if self.images.fingerprint is None:  # a stream can be read only once, so nobody can use its stages again
             if self.workers.world > 1:
                 raise SpecError("several processes cannot share a stream of images; give a folder or a list.")
             self.work = self.work / f"stream-{uuid.uuid4().hex[:12]}"
-        self.weight, self.bias = (tensor.float() for tensor in layer_parameters(self.tower.layer))
-        self.backend = resolve_backend(self.spec.clusters.backend, self.tower.device)
 
     @property
     def is_main(self) -> bool:
@@ -96,6 +99,10 @@ class Build:
     def source(self) -> tuple[Any, ...]:
         """The causes of everything the tower computes: its weights, the images, the kind of device, the versions."""
         return self.tower.fingerprint(), self.images.fingerprint, str(self.tower.device.type), versions()
+
+    def settle_sizes(self, images: int, instances: int) -> None:
+        """Replace what is still `auto` in the spec, now that the number of stored instances is known."""
+        self.spec = resolve_clusters(resolve_tokens(self.spec, images), instances)
 
     def open_stage(self, name: str, *causes: Any) -> StageFolder:
         """Make or find the folder of a stage; its key is a hash of the name and the causes."""
@@ -172,12 +179,12 @@ class Build:
     def save(self, atlas: Atlas, out: Path, thumbnails: Mapping[str, bytes] | None = None) -> Atlas:
         """Write the atlas in the main process; returns it as loaded from disk."""
         if self.is_main:
-            spec = self.spec.clusters
             if len(atlas) == atlas.d_out:
+                spec = self.spec.clusters
+                instances = min(int(spec.top_k), atlas.about["instances"])
                 warn(
                     f"no unit was split: no clusters of at least clusters.min_cluster_size = {spec.min_cluster_size} "
-                    f"among {min(spec.top_k, atlas.about['instances'])} instances a unit; lower it, or use more images "
-                    "or tokens."
+                    f"among {instances} instances a unit; lower it, or use more images or tokens."
                 )
             atlas.save(out, thumbnails)
         self.workers.barrier()

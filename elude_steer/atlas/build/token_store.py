@@ -44,7 +44,9 @@ class TokenStore:
         """The instances with these row numbers, in this order, `(rows, d_in)` float32."""
         order = np.argsort(rows, kind="stable")  # the disk is read from front to back
         out = np.empty((len(rows), self.d_in), np.float32)
-        out[order] = self._tokens[rows[order]]
+        for start in range(0, len(order), _BLOCK_ROWS):  # in pieces, because NumPy copies them first
+            part = order[start : start + _BLOCK_ROWS]
+            out[part] = self._tokens[rows[part]]
         return torch.from_numpy(out)
 
     def activations(self, weight: torch.Tensor, bias: torch.Tensor, start: int, stop: int) -> torch.Tensor:

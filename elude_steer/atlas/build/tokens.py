@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 
 from elude_steer.atlas.build.activation_cache import read_item
+from elude_steer.atlas.build.sizes import tokens_per_image
 from elude_steer.atlas.build.stages import Build, StageFolder, warn
 from elude_steer.atlas.build.token_store import PLACE
 from elude_steer.errors import ImageError, ModelError, StorageError
@@ -73,7 +74,9 @@ def _collect_shards(build: Build, folder: Path) -> None:
 
 def _merge_and_report(build: Build, folder: Path) -> None:
     count = json.loads(_count_path(folder).read_text())
-    skipped = merge_shards(folder, count, build.images.name, build.images.length)
+    # Only a stream is still `auto` here: now that its images are counted, the surplus of the first ones is dropped.
+    per_image = tokens_per_image(_count_images(folder, count)) if build.spec.tokens.per_image == "auto" else None
+    skipped = merge_shards(folder, count, build.images.name, build.images.length, per_image)
     if skipped:
         more = f"; and {len(skipped) - 5} more in '{folder / 'merged.json'}'" if len(skipped) > 5 else ""
         shown = "; ".join(skipped[:5]) + more
@@ -95,6 +98,11 @@ class _CountingIterable:
 def shard_path(folder: Path, number: int) -> Path:
     """The summary of a finished shard; the arrays beside it are written before it."""
     return folder / f"shard-{number:06d}.json"
+
+
+def _count_images(folder: Path, shards: int) -> int:
+    """How many images of all shards could be read."""
+    return sum(len(json.loads(shard_path(folder, number).read_text())["images"]) for number in range(shards))
 
 
 def _count_path(folder: Path) -> Path:
@@ -157,11 +165,15 @@ def _draw_tokens(
         raise ModelError(f"skip_tokens leaves none of the {q.shape[1]} tokens of layer '{tower.layer_name}'.")
     q = q[:, positions]  # (tiles, positions, d_in)
     total = q.shape[0] * q.shape[1]
-    if spec.per_image == "all" or int(spec.per_image) >= total:
+    # Of a stream, whose length is unknown, as many as if this were its last image.
+    count = tokens_per_image(image + 1) if spec.per_image == "auto" else spec.per_image
+    generator = np.random.default_rng([spec.seed, *np.frombuffer(digest, np.uint32).tolist()])
+    if spec.per_image == "auto":
+        chosen = generator.permutation(total)[: int(count)]  # in random order: the first of them are random too
+    elif count == "all" or int(count) >= total:
         chosen = np.arange(total)
     else:
-        entropy = [spec.seed, *np.frombuffer(digest, np.uint32).tolist()]
-        chosen = np.sort(np.random.default_rng(entropy).choice(total, int(spec.per_image), replace=False))
+        chosen = np.sort(generator.choice(total, int(count), replace=False))
     drawn = q.flatten(0, 1)[torch.from_numpy(chosen).to(q.device)]
     rows = drawn.to(getattr(torch, spec.dtype)).cpu().numpy()
     if not np.isfinite(rows).all():
@@ -176,11 +188,20 @@ def _draw_tokens(
     return rows, place
 
 
-def merge_shards(folder: Path, count: int, source: str, length: int | None = None) -> list[str]:
+def merge_shards(
+    folder: Path, count: int, source: str, length: int | None = None, per_image: int | None = None
+) -> list[str]:
     """Join the shards into one store; returns a note for each skipped image.
 
     Each shard is deleted once it is copied, so that the disk holds the tokens once. An interrupted merge continues
     where it stopped: the rows of a shard always go to the same place.
+
+    Args:
+        folder: where the shards are.
+        count: how many.
+        source: the name of the images.
+        length: how many images; None if unknown.
+        per_image: keep only the first so many tokens of each image; None keeps all.
     """
     progress = folder / "merged.json"
     merged: dict[str, Any] = (
@@ -188,9 +209,9 @@ def merge_shards(folder: Path, count: int, source: str, length: int | None = Non
     )
     for number in range(merged["shards"], count):
         summary = json.loads(shard_path(folder, number).read_text())
-        _append(folder, shard_path(folder, number), merged["rows"], summary["rows"])
+        rows = _append(folder, shard_path(folder, number), merged["rows"], summary["rows"], per_image)
         merged["shards"] += 1
-        merged["rows"] += summary["rows"]
+        merged["rows"] += rows
         merged["images"].update(summary["images"])
         merged["skipped"].update(summary["skipped"])
         if merged["shards"] % 1024 == 0 or merged["shards"] == count:
@@ -209,11 +230,15 @@ def merge_shards(folder: Path, count: int, source: str, length: int | None = Non
     return notes
 
 
-def _append(folder: Path, shard: Path, first_row: int, rows: int) -> None:
+def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int | None) -> int:
+    """Copy a shard to the store from this row on; returns how many rows were copied."""
     if rows == 0:
-        return
+        return 0
+    images = np.load(shard.with_suffix(".places.npy"))["image"]  # ascending
+    number_in_image = np.arange(rows) - np.searchsorted(images, images)
+    kept = np.arange(rows) if per_image is None else np.flatnonzero(number_in_image < per_image)
     for kind in ("tokens", "places"):
-        array = np.load(shard.with_suffix(f".{kind}.npy"))
+        array = np.load(shard.with_suffix(f".{kind}.npy"))[kept]
         target = folder / f"{kind}.bin"
         with explain_write_errors(target), target.open("r+b" if target.exists() else "w+b") as file:
             file.seek(first_row * array[:1].nbytes)
@@ -224,6 +249,7 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int) -> None:
         tokens = np.load(shard.with_suffix(".tokens.npy"), mmap_mode="r")
         text = json.dumps({"d_in": tokens.shape[1], "dtype": str(tokens.dtype)}).encode()
         write_file(shape, lambda file: file.write(text))
+    return len(kept)
 
 
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:

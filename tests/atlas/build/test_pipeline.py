@@ -331,7 +331,7 @@ def test_an_atlas_refuses_another_model(spec, image_folder, tmp_path):
     [
         ({"layer": 3}, "the end of a layer's name, not a Block and 3"),
         ({"clusters": {"top_k": 5}}, "clusters: must be a ClustersSpec, not a dict"),
-        ({"clusters": ClustersSpec(top_k=-5)}, "clusters.top_k: must be a whole number of at least 2, not -5"),
+        ({"clusters": ClustersSpec(top_k=-5)}, "clusters.top_k: must be a whole number of at least 2 or auto, not -5"),
         ({"tokens": TokensSpec(dtype="int8")}, "tokens.dtype: must be float16 or float32, not 'int8'"),
         ({"tokens": TokensSpec(per_image=0)}, "tokens.per_image: must be"),
         ({"threads": -1}, "threads is -1; it must be at least 1"),
