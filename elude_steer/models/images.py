@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,21 @@ class ImageSet:
         name: where the images come from, for messages.
         items: creates a new iterator over the images.
         length: number of images; None for a stream.
-        fingerprint: identifies the set before it is read; None for a stream, which cannot be identified.
+        identify: computes the fingerprint.
     """
 
     name: str
     items: Callable[[], Iterator[Item]]
     length: int | None
-    fingerprint: str | None
+    identify: Callable[[], str | None]
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Identifies the set; None for a stream, which cannot be identified.
+
+        It is computed when it is first asked for, because for images in memory or of a data set all are read.
+        """
+        return self.identify()
 
 
 def image_set(source: Any, *, split: str = "train", column: str = "image", limit: int | None = None) -> ImageSet:
@@ -247,7 +256,8 @@ def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
         for index, id in enumerate(ids):
             yield Item(index, id, lambda path=paths[id]: read_image(path))  # type: ignore[misc]
 
-    return ImageSet(name, items, len(ids), digest.hexdigest())
+    fingerprint = digest.hexdigest()  # the files as they are now
+    return ImageSet(name, items, len(ids), lambda: fingerprint)
 
 
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
@@ -264,7 +274,7 @@ def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
         for index in range(length):
             yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hash_image(data[i][column]))  # type: ignore[misc]
 
-    return ImageSet(f"hf:{id}", items, length, f"{data._fingerprint}-{column}-{length}")
+    return ImageSet(f"hf:{id}", items, length, lambda: f"{data._fingerprint}-{column}-{length}")
 
 
 def _sequence(source: Any, limit: int | None) -> ImageSet:
@@ -276,13 +286,16 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
         for index in range(length):
             yield Item(index, f"{index:08d}", lambda i=index: _hash_image(source[i]))  # type: ignore[misc]
 
-    digest = hashlib.blake2b(digest_size=16)
-    for index in range(length):
-        try:
-            digest.update(_hash_image(source[index])[1])
-        except Exception as error:  # noqa: BLE001 - skipped and reported when the image is read
-            digest.update(str(error).encode())
-    return ImageSet("the given images", items, length, digest.hexdigest())
+    def identify() -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for index in range(length):
+            try:
+                digest.update(_hash_image(source[index])[1])
+            except Exception as error:  # noqa: BLE001 - skipped and reported when the image is read
+                digest.update(str(error).encode())
+        return digest.hexdigest()
+
+    return ImageSet("the given images", items, length, identify)
 
 
 def _scenes(seed: str, limit: int | None) -> ImageSet:
@@ -298,7 +311,7 @@ def _scenes(seed: str, limit: int | None) -> ImageSet:
             read = lambda i=index: _hash_image(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
             yield Item(index, f"toyland:{seed}:{index}", read)
 
-    return ImageSet(f"toyland:{seed}", items, count, f"toyland {seed} {count} {version}")
+    return ImageSet(f"toyland:{seed}", items, count, lambda: f"toyland {seed} {count} {version}")
 
 
 def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:
@@ -306,7 +319,7 @@ def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:
         for index, image in enumerate(islice(source, limit)):
             yield Item(index, f"{index:08d}", lambda image=image: _hash_image(image))  # type: ignore[misc]
 
-    return ImageSet("the stream of images", items, None, None)
+    return ImageSet("the stream of images", items, None, lambda: None)
 
 
 def _hash_image(image: Any) -> tuple[Any, bytes]:

@@ -1,22 +1,35 @@
-"""Run the tower up to the target layer once per image, and from there on once per plan."""
+"""Run the tower up to the target layer once per image, and from there on once per plan.
+
+Which modules run before the target is found by structure, and no structure is taken on trust: on the first image of a
+model, resuming must give the language model the same bits as a complete run, with and without an edit. Otherwise the
+tower runs completely for every plan.
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from elude_steer.errors import EludeSteerWarning
 from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.vlm import PROMPT, Vlm
 
 MAX_TILES = 128  # tiles that run through the tower together; the prefix of one takes 42 MB in LLaVA-OneVision
 _TILE_PATCHES = 729  # patches of a tile of LLaVA-OneVision; in other models a tile may be a complete image
 Item = TypeVar("Item")
+
+# target layer -> the modules whose outputs can be kept; None if resuming did not prove right
+_KEPT: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()
+_PROVING = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +105,16 @@ def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Prefix:
 
 
 def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str) -> Prefix:
+    with _PROVING:
+        if vlm.layer not in _KEPT:
+            _KEPT[vlm.layer] = _prove_resuming(vlm, images[:1], prompt)
+    return _collect_prefix(vlm, images, prompt, _KEPT[vlm.layer] or [])
+
+
+def _collect_prefix(vlm: Vlm, images: Sequence[Any], prompt: str, modules: Sequence[nn.Module]) -> Prefix:
+    """Run the tower up to the target and keep what these modules compute."""
     inputs = vlm.inputs(images, prompt)
-    calls: dict[nn.Module, list[Any]] = {
-        module: [] for module in [*blocks_before(vlm)[-1:], *_modules_beside_path(vlm)]
-    }
+    calls: dict[nn.Module, list[Any]] = {module: [] for module in modules}
 
     def keep_output(outputs: list[Any], original: Any, *args: Any, **kwargs: Any) -> Any:
         outputs.append(original(*args, **kwargs))
@@ -116,6 +135,66 @@ def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str) -> Prefix:
     sizes = tuple((image.width, image.height) for image in images)
     shapes = vlm.layout.shapes(inputs, len(images))
     return Prefix(inputs, tuple(q), by_image, sizes, tuple(counts), tuple(shapes))
+
+
+def _prove_resuming(vlm: Vlm, images: Sequence[Any], prompt: str) -> list[nn.Module] | None:
+    """Return the modules whose outputs can be kept, or None if resuming differs from complete runs."""
+    candidates = [*blocks_before(vlm)[-1:], *_modules_beside_path(vlm)]
+    again = _called_behind_target(vlm, vlm.inputs(images, prompt), candidates)
+    kept = [module for module in candidates if module not in again]
+    prefix = _collect_prefix(vlm, images, prompt, kept)
+    q = vlm.join_images(prefix.q, prefix.inputs)
+    for edit in (_no_edit, _trial_edit):
+
+        def complete(original: Any, x: torch.Tensor, edit: Any = edit) -> torch.Tensor:
+            return edit(original(x))
+
+        def resumed(original: Any, _x: torch.Tensor, edit: Any = edit) -> torch.Tensor:
+            return edit(original(q))
+
+        with replace_forward(vlm.layer, complete):
+            expected = vlm.embed_images(prefix.inputs)
+        with resume_from(vlm, prefix, [0]), replace_forward(vlm.layer, resumed):
+            found = vlm.embed_images(prefix.inputs)
+        if not all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
+            warnings.warn(
+                f"the tower of {type(vlm.model).__name__} cannot be resumed at '{vlm.layer_name}': that would change "
+                "what it computes. Every caption runs the whole tower, which is right but slower.",
+                EludeSteerWarning,
+                stacklevel=2,
+            )
+            return None
+    return kept
+
+
+def _no_edit(output: torch.Tensor) -> torch.Tensor:
+    return output
+
+
+def _trial_edit(output: torch.Tensor) -> torch.Tensor:
+    return output * 1.5 + 1
+
+
+def _called_behind_target(vlm: Vlm, inputs: Mapping[str, Any], modules: Sequence[nn.Module]) -> set[nn.Module]:
+    """Return those modules that run again, or for the first time, once the target layer has run."""
+    found: set[nn.Module] = set()
+    passed: list[bool] = []
+
+    def pass_target(original: Any, *args: Any, **kwargs: Any) -> Any:
+        passed.append(True)
+        return original(*args, **kwargs)
+
+    def notice(module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if passed:
+            found.add(module)
+        return original(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replace_forward(module, partial(notice, module)))
+        stack.enter_context(replace_forward(vlm.layer, pass_target))
+        vlm.embed_images(inputs)
+    return found
 
 
 @contextmanager
@@ -151,7 +230,10 @@ def _split_by_image(output: Any, counts: list[int], q: torch.Tensor) -> list[Any
 
 def _concatenate(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], torch.Tensor):
-        return torch.cat(list(parts))
+        # Kernels round by the order of a tensor's dimensions in memory, so that order must stay.
+        order = sorted(range(parts[0].dim()), key=parts[0].stride, reverse=True)
+        joined = torch.cat([part.permute(order) for part in parts], order.index(0))
+        return joined.permute([order.index(dim) for dim in range(len(order))])
     return None if parts[0] is None else tuple(_concatenate(column) for column in zip(*parts, strict=True))
 
 

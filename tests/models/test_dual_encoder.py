@@ -4,6 +4,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,7 +110,8 @@ def loaded(folders):
 def by_hand(folder):
     from transformers import AutoImageProcessor, AutoModel
 
-    return AutoModel.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
+    backend = "torchvision" if find_spec("torchvision") else "pil"
+    return AutoModel.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder, backend=backend)
 
 
 def ids(texts, length):

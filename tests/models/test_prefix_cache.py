@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from elude_steer.errors import EludeSteerWarning
+from elude_steer.models import prefix_cache
 from elude_steer.models.hooks import replace_forward
 from elude_steer.models.prefix_cache import Prefix, blocks_before, resume_from, run_prefix
+from elude_steer.steering.apply_plans import resume_under_plans
 from elude_steer.steering.intervention import make_resumed_forward
 from elude_steer.steering.regions import ImagePatches
 from tests.models.conftest import SCALE_SETTINGS, logits, make_plan
@@ -43,3 +46,36 @@ def test_resuming_equals_a_complete_run(family_steerer, scenes, kind):
     with steerer.applied(plans):
         torch.testing.assert_close(resumed, logits(vlm, ordered), rtol=1e-3, atol=1e-3)
     assert blocks_before(vlm)[-1] in prefix.outputs
+
+
+def test_resumed_logits_of_one_image_are_the_same_bits(family_steerer, scenes):
+    """With an edit, `run_prefix` has proven the same of the embeddings, or nothing would be kept."""
+    vlm = family_steerer.vlm
+    prefix = run_prefix(vlm, scenes[3:4])
+    assert prefix.outputs
+    with torch.inference_mode(), resume_under_plans(vlm, prefix, [(0, None)]) as inputs:
+        resumed = vlm.model(**inputs).logits
+    assert torch.equal(resumed, logits(vlm, scenes[3:4]))
+
+
+def test_captions_of_a_list_equal_those_of_the_model(family_steerer, scenes):
+    plan = make_plan(family_steerer, "scale")
+    (captions,) = family_steerer.captions(scenes[:1], [[None, plan]], max_new_tokens=8)
+    assert captions[0] == family_steerer.vlm.caption(scenes[:1], max_new_tokens=8)[0]
+    with family_steerer.applied(plan):
+        assert captions[1] == family_steerer.vlm.caption(scenes[:1], max_new_tokens=8)[0]
+
+
+def test_a_tower_that_cannot_be_resumed_runs_completely(family_steerer, scenes, monkeypatch):
+    """If a module that runs behind the target were kept, captions would be wrong; that is noticed."""
+    steerer, vlm = family_steerer, family_steerer.vlm
+    monkeypatch.setattr(prefix_cache, "_KEPT", {})
+    monkeypatch.setattr(prefix_cache, "_trial_edit", lambda output: output + torch.rand(()))
+    with pytest.warns(EludeSteerWarning, match="cannot be resumed"):
+        prefix = run_prefix(vlm, scenes[:1])
+    assert prefix.outputs == {}
+    plan = make_plan(steerer, "scale")
+    with torch.inference_mode(), resume_under_plans(vlm, prefix, [(0, steerer.gather_weights(plan))]) as inputs:
+        resumed = vlm.model(**inputs).logits
+    with steerer.applied(plan):
+        torch.testing.assert_close(resumed, logits(vlm, scenes[:1]), rtol=1e-4, atol=1e-4)

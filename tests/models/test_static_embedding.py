@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from elude_steer import toyland
 from elude_steer.models.matcher import load_matcher
 from elude_steer.models.static_embedding import StaticEmbedding, load_static_embedding
+from tests.helpers.plain_child import PREPARE_TORCHVISION
 
 TEXTS = ["dog", "a red car", "", "Häuser", "日本", "DOG ", "42", *toyland.CONCEPTS, "the sea at night " * 30]
 
@@ -74,7 +75,7 @@ def test_such_a_folder_still_loads(peer, tmp_path):
 
 def test_steering_does_not_import_sentence_transformers():
     """It takes longer to import than everything else that a caption needs, and brings pandas and scikit-learn."""
-    code = (
+    code = PREPARE_TORCHVISION + (
         "import sys, elude_steer\n"
         "elude_steer.Steerer.load('toyland').plan(minus=['teddy'])\n"
         "print(sorted({'sentence_transformers', 'sklearn', 'pandas', 'hdbscan', 'peft'} & set(sys.modules)))"

@@ -22,6 +22,7 @@ from elude_steer.recipe_files import load_spec, recipes_dir
 from elude_steer.specs import ModelSpec
 from elude_steer.utils import optional
 from tests.helpers.checks import import_problem, run_in_own_environment, run_script
+from tests.helpers.plain_child import GREY_LEVEL
 
 # The preprocessor configs of these models on the Hub.
 DINOV2_PREPROCESSOR = {
@@ -285,7 +286,9 @@ def test_images_for_dinov2_are_resized_cropped_and_normalised(folders):
     values = np.asarray(small.crop((left, top, left + 224, top + 224)), np.float32) / 255
     expected = (values - DINOV2_PREPROCESSOR["image_mean"]) / DINOV2_PREPROCESSOR["image_std"]
     pixels = tower.prepare([image])["pixel_values"]
-    torch.testing.assert_close(pixels[0].permute(1, 2, 0).double(), torch.from_numpy(expected), rtol=0, atol=1e-5)
+    error = (pixels[0].permute(1, 2, 0).double() - torch.from_numpy(expected)).abs()
+    assert (error <= 1e-5 + GREY_LEVEL / torch.tensor(DINOV2_PREPROCESSOR["image_std"])).all()
+    assert error.mean() < 1e-3
 
 
 def test_images_for_siglip2_are_stretched_to_a_square(folders):
@@ -294,7 +297,9 @@ def test_images_for_siglip2_are_stretched_to_a_square(folders):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
     values = np.asarray(image.resize((224, 224), Image.Resampling.BILINEAR), np.float32) / 255
     pixels = tower.prepare([image])["pixel_values"]
-    torch.testing.assert_close(pixels[0].permute(1, 2, 0), torch.from_numpy(2 * values - 1), rtol=0, atol=1e-5)
+    error = (pixels[0].permute(1, 2, 0) - torch.from_numpy(2 * values - 1)).abs()
+    assert error.max() <= 1e-5 + 2 * GREY_LEVEL
+    assert error.mean() < 1e-3
 
 
 # timm, where it can be imported

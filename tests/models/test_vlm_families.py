@@ -24,6 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 # The default layer; the number of tokens before the patches; sizes that the processor does not change.
 EXPECTED = {
     "llava": ("vision_tower.encoder.layers.1.mlp.fc2", 1, [(28, 28), (70, 28), (28, 42)]),
+    "llava_dinov2": ("vision_tower.encoder.layer.2.mlp.fc2", 1, [(28, 28)]),
+    "llava_registers": ("vision_tower.encoder.layer.2.mlp.fc2", 3, [(28, 28)]),
+    "llava_vit": ("vision_tower.layers.2.mlp.fc2", 1, [(28, 28)]),
+    "llava_siglip": ("vision_tower.encoder.layers.2.mlp.fc2", 0, [(28, 28)]),
     "llava_next": ("vision_tower.encoder.layers.1.mlp.fc2", 1, [(56, 28), (56, 56), (28, 56)]),
     "idefics3": ("vision_model.encoder.layers.2.mlp.fc2", 0, [(84, 56), (84, 84), (28, 84)]),
     "smolvlm": ("vision_model.encoder.layers.2.mlp.fc2", 0, [(84, 56), (56, 84)]),
