@@ -10,18 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elude_steer.demo import components, html_parts
+from elude_steer.demo import api, components, html_parts
+from elude_steer.demo.access import rate_limit_key, visitor_id
 from elude_steer.demo.presenter import HINTS, TUNABLE, Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.recipes import describe_ignored, edit_name, read_recipe
-from elude_steer.demo.session import EditRequest, ImageState
+from elude_steer.demo.session import MAX_WORDS, EditRequest, ImageState
 from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
 
 FIRST_HINT = "Pick a concept to remove or to add, and press Steer."
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _INTERNAL: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_UNDOCUMENTED = {"api_visibility": "undocumented"}  # callable, but no tools: they work on the state of a visitor
 # Runs in the browser before a request is sent: puts the marked region among the inputs.
 _ADD_MARK = "(state, mark, ...rest) => [state, window.eludeSteerMark(), ...rest]"
 
@@ -49,6 +50,7 @@ def make_app(presenter: Presenter, *, rate_limit: RateLimit | None = None) -> An
             with gr.Tab("Explore", id="explore"):
                 _explore_tab(gr, presenter)
         app.unload(_make_stop(gr, presenter))
+        api.add_functions(gr, app, presenter, rate_limit)
     return app
 
 
@@ -114,7 +116,7 @@ def _steer_tab(gr: Any, presenter: Presenter, rate_limit: RateLimit | None) -> N
         hint = html_parts.hint(FIRST_HINT)
         return *state_outputs(new), hint, "", "", *fields[:2], *presenter.fields_for_next_image(old, fields[2:])
 
-    def steer(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
+    def steer_image(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
         try:
             edit = make_request(*inputs)
             with start_request(request, progress):
@@ -176,33 +178,23 @@ def _steer_tab(gr: Any, presenter: Presenter, rate_limit: RateLimit | None) -> N
     heavy |= {"trigger_mode": "multiple"}  # the latest request counts and stops the one before it
     heavy_internal = {**heavy, "api_visibility": "private"}
     all_outputs = [*answer_outputs, trials, details, *fields]
-    steered = steer_button.click(steer, inputs, answer_outputs, **heavy, api_name="steer")
+    steered = steer_button.click(steer_image, inputs, answer_outputs, **heavy, api_name="press", **_UNDOCUMENTED)
     examples.select(choose_example, [state, *fields], all_outputs, **_INTERNAL)
     upload_inputs = [upload, state, trials, details, *fields]
-    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name="bring")
+    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name="bring", **_UNDOCUMENTED)
     edited = edits.select(choose_edit, None, all_outputs, **_INTERNAL)
-    edited = edited.then(steer, inputs, answer_outputs, **heavy_internal)
+    edited = edited.then(steer_image, inputs, answer_outputs, **heavy_internal)
     shipped.input(choose_shipped, shipped, all_outputs, **_INTERNAL)
     recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)
-    tuned = tune.click(find_settings, inputs, trials, **{**heavy, "show_progress_on": [trials]}, api_name="find")
-    used = trials.select(use_trial, None, values, **_INTERNAL).then(steer, inputs, answer_outputs, **heavy_internal)
+    tuned = tune.click(find_settings, inputs, trials, **{**heavy, "show_progress_on": [trials]}, **_UNDOCUMENTED)
+    used = trials.select(use_trial, None, values, **_INTERNAL).then(
+        steer_image, inputs, answer_outputs, **heavy_internal
+    )
     stop = _make_stop(gr, presenter)
     stop_button.click(stop, None, None, queue=False, cancels=[edited, steered, tuned, used], **_INTERNAL)
     reset.click(lambda: [PROMPT, *presenter.field_values()], None, [prompt, *values], **_INTERNAL)
     for table in (sub_units, details):
         table.select(_make_show_details(gr, presenter), None, details, **_INTERNAL)
-
-
-def visitor_id(request: Any) -> str:
-    """The visitor's session."""
-    return str(request.session_hash)
-
-
-def rate_limit_key(request: Any) -> str:
-    """Whose requests are counted together: an address's, because clients choose the names of their sessions."""
-    host = request.client.host if request.client else ""
-    # Behind a tunnel that does not pass on addresses, all visitors would count as one.
-    return visitor_id(request) if host in ("", *LOCAL_HOSTS) else host
 
 
 def state_outputs(state: ImageState) -> tuple[Any, ...]:
@@ -257,7 +249,7 @@ def _html_or_error(make_html: Callable[[], str]) -> str:
 
 
 def _concept_field(gr: Any, presenter: Presenter, label: str, element_id: str) -> Any:
-    options: dict[str, Any] = {"multiselect": True, "allow_custom_value": True, "max_choices": 8}
+    options: dict[str, Any] = {"multiselect": True, "allow_custom_value": True, "max_choices": MAX_WORDS}
     return gr.Dropdown(presenter.concepts, value=[], label=label, elem_id=element_id, **options)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elude_steer.demo import components
-from elude_steer.demo.app import LOCAL_HOSTS, make_app
-from elude_steer.demo.presenter import Presenter
+from elude_steer.demo.access import LOCAL_HOSTS, check_mcp
+from elude_steer.demo.app import make_app
+from elude_steer.demo.presenter import Decorator, Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.recipes import Example, shipped_examples
 from elude_steer.errors import SpecError
@@ -28,6 +29,8 @@ def serve(
     auth: tuple[str, str] | None = None,
     browse: bool = True,
     wait: bool = True,
+    mcp: bool = False,
+    gpu: Decorator | None = None,
     on_ready: Callable[[str], object] | None = None,
 ) -> Any:
     """Serve the page and return its Gradio app.
@@ -42,14 +45,17 @@ def serve(
         auth: a name and a password that visitors must enter.
         browse: whether to open a browser.
         wait: whether to block until the page is closed.
+        mcp: whether the functions of `api` are also tools of an MCP server, at `gradio_api/mcp/` of the page.
+        gpu: decorates the functions that run the model, such as `spaces.GPU`.
         on_ready: called with the address of the page.
     """
     gr = optional.require("gradio", "the demo")
+    check_mcp(mcp, auth)
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     _check_host(host)  # with a wrong address Gradio would wait forever
     public = share or host not in LOCAL_HOSTS
     examples = shipped_examples(steerer.atlas.name) if examples is None else examples
-    presenter = Presenter(steerer, examples, public=public)
+    presenter = Presenter(steerer, examples, public=public, gpu=gpu)
     app = make_app(presenter, rate_limit=RateLimit(20, 120) if public else None)
     # Few requests run at a time; when the queue is full, Gradio tells the visitor.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
@@ -61,7 +67,7 @@ def serve(
             auth=auth,
             inbrowser=browse,
             prevent_thread_lock=True,
-            max_file_size="5mb" if public else "50mb",
+            max_file_size=presenter.max_bytes,
             css=components.read_asset("style.css"),
             theme=gr.themes.Base(  # system fonts only: any other would be loaded from another host
                 primary_hue="indigo",
@@ -72,12 +78,17 @@ def serve(
             quiet=True,
             ssr_mode=False,
             show_error=True,
+            mcp_server=mcp,
             run_history=False,  # store nothing of what visitors do
         )
     except OSError as error:  # Gradio raises it for a port or an address that it cannot use
         what = f"port {port} of {host} is" if port else f"all ports of {host} from 7860 on are"
         raise SpecError(f"{what} in use or not permitted; choose another --port.") from error
-    threading.Thread(target=presenter.run_in_worker, args=(presenter.warm_up,), daemon=True).start()
+    if app.mcp_error:  # Gradio goes on without
+        app.close()
+        raise SpecError(f"the page is served, but not as an MCP server ({app.mcp_error}); leave out --mcp.")
+    if gpu is None:  # one that is lent for each request is not there before the first
+        threading.Thread(target=presenter.run_in_worker, args=(presenter.warm_up,), daemon=True).start()
     if on_ready is not None:
         on_ready(shared or address)
     if wait:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from PIL import Image
 
@@ -18,7 +18,7 @@ from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.demo import html_parts
 from elude_steer.demo.recipes import SIGNS, Example, edit_name, python_call, recipe_text
 from elude_steer.demo.session import DISPLAY_SIDE, EditRequest, ImageFile, ImageState, check_length
-from elude_steer.errors import ImageError, SpecError, StoppedError
+from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedError
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT, report_tokens
@@ -29,6 +29,7 @@ from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.plotting import data_uri, fit_within
 
 T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 HINTS = demo_hints()  # a line for each setting that the page shows
 TUNABLE = tuple(HINTS)
 
@@ -41,11 +42,22 @@ class Presenter:
         examples: images with recipes to choose from.
         public: whether strangers can reach the page. Their images may have at most 20 million pixels, and exported
             recipes do not reveal the folder of the atlas.
+        gpu: decorates the functions that run the model, such as `spaces.GPU`, which runs them in another process.
     """
 
-    def __init__(self, steerer: Steerer[Atlas], examples: Sequence[Example] = (), *, public: bool = False) -> None:
+    def __init__(
+        self,
+        steerer: Steerer[Atlas],
+        examples: Sequence[Example] = (),
+        *,
+        public: bool = False,
+        gpu: Decorator | None = None,
+    ) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
+        self._steer = self._steer_here if gpu is None else _run_on(gpu, self._steer_here)
+        self._find_settings = self._find_settings_here if gpu is None else _run_on(gpu, self._find_settings_here)
         self.max_pixels = 20_000_000 if public else MAX_PIXELS
+        self.max_bytes = (5 if public else 50) * 2**20
         self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
         self.reference_images = ReferenceImages(steerer.atlas, steerer.vlm)
         self.atlas_settings = merge_settings(steerer.defaults)
@@ -172,6 +184,9 @@ class Presenter:
     def steer(self, request: EditRequest) -> SteeredCaption:
         """The baseline and the steered caption of an image."""
         request.validate()
+        return self._steer(request)
+
+    def _steer_here(self, request: EditRequest) -> SteeredCaption:
         image = self._open_image(request)
         region, settings = request.region_and_settings()
         if region is None and not request.minus and settings.get("mode", self.atlas_settings.mode) == "place":
@@ -196,6 +211,9 @@ class Presenter:
     def find_settings(self, request: EditRequest) -> TuningResult:
         """Captions under about a dozen settings near the atlas's, best first."""
         request.validate()
+        return self._find_settings(request)
+
+    def _find_settings_here(self, request: EditRequest) -> TuningResult:
         image = self._open_image(request)
         if len(request.minus) != 1 or len(request.plus) > 1:
             raise SpecError("settings can be tried for one concept to remove and at most one to replace it.")
@@ -240,6 +258,17 @@ class Presenter:
         counts = self.steerer.atlas.require_labels().counts
         rows = [({"word": word}, (word, count)) for word, count in counts.items()]
         return html_parts.table("All concepts", ("concept", "sub-units"), rows)
+
+    def list_concepts(self, like: str = "", limit: int = 50) -> list[str]:
+        """Labels of the atlas: those closest in meaning to a word first, or the most frequent."""
+        check_length(like)
+        if type(limit) is not int or limit < 1:
+            raise SpecError(f"limit is {limit}; it must be a whole number of at least 1.")
+        if not like:
+            return self.concepts[:limit]
+        labels = self.steerer.atlas.require_labels()
+        cosines = dict(zip(labels.vocabulary, labels.similarities(self.steerer.matcher, like).tolist(), strict=True))
+        return sorted(self.concepts, key=lambda word: -cosines[word])[:limit]
 
     def search(self, word: str) -> str:
         """The sub-units whose labels are closest to a word."""
@@ -303,6 +332,26 @@ class Presenter:
             html_parts.button(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
         ]
         return html_parts.button_row("Edits to try", buttons)
+
+
+def _run_on(gpu: Decorator, method: Callable[[EditRequest], T]) -> Callable[[EditRequest], T]:
+    """A method on a borrowed GPU. Its errors travel as results: `spaces.GPU` passes on only the name of an error."""
+
+    def attempt(request: EditRequest) -> T | EludeSteerError:
+        try:
+            return method(request)
+        except EludeSteerError as error:
+            return error
+
+    borrowed = gpu(attempt)
+
+    def call(request: EditRequest) -> T:
+        result = borrowed(request)
+        if isinstance(result, EludeSteerError):
+            raise result
+        return cast(T, result)
+
+    return call
 
 
 @dataclass

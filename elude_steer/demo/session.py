@@ -19,6 +19,7 @@ from elude_steer.models.images import MAX_PIXELS, open_image
 DISPLAY_SIDE = 480  # pixels of the longer side of an image in the page
 _MAX_MARK_LENGTH = 2_000_000  # characters; a mark that the page sends is far shorter
 _MAX_WORD_LENGTH, _MAX_PROMPT_LENGTH = 100, 1000  # characters
+MAX_WORDS = 8  # concepts to remove, and as many to add
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class EditRequest:
         plus: concepts to add.
         prompt: the question to the model; empty for the default one.
         settings: the settings that differ from the atlas's own.
+        box: instead of a mark, a region in pixels: left, top, right, bottom.
     """
 
     image: ImageFile | None
@@ -65,19 +67,22 @@ class EditRequest:
     plus: tuple[str, ...]
     prompt: str
     settings: Mapping[str, Any]
+    box: tuple[float, ...] = ()
 
     def validate(self) -> None:
-        """Raise if no concept is named, or if a text is too long."""
+        """Raise if no concept is named, if there are too many, or if a text is too long."""
         if not self.minus and not self.plus:
             raise SpecError("name a concept to remove or to add: pick one from the list, or type it.")
+        if max(len(self.minus), len(self.plus)) > MAX_WORDS:
+            raise SpecError(f"at most {MAX_WORDS} concepts can be removed, and {MAX_WORDS} added, at a time here.")
         for word in (*self.minus, *self.plus):
             check_length(word)
         if len(self.prompt) > _MAX_PROMPT_LENGTH:
             raise SpecError(f"the question may have at most {_MAX_PROMPT_LENGTH:,} characters here.")
 
-    def region_and_settings(self) -> tuple[np.ndarray | None, dict[str, Any]]:
-        """The marked region and the settings; a marked region implies mode place."""
-        region = decode_mark(self.mark)
+    def region_and_settings(self) -> tuple[Any, dict[str, Any]]:
+        """The marked region as a mask, or the box, or None; and the settings. A region implies mode place."""
+        region = self.box or decode_mark(self.mark)
         return region, {**self.settings, **({} if region is None else {"mode": "place"})}
 
 
