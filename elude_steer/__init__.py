@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False  # type checkers take it for true; importing typing takes longer than all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -61,7 +61,8 @@ class TokensSpec:
     """The tokens stored for each image.
 
     Attributes:
-        per_image: Number of random tokens, drawn over all tiles; `all` stores all tokens.
+        per_image: Number of random tokens, drawn over all tiles; `all` stores all tokens. `auto` is 2 (the paper's)
+            for many images and more for fewer.
         seed: Seed of the draw.
         dtype: Data type in which the layer's inputs are stored.
         batch_size: Images in one forward pass.
@@ -70,7 +71,7 @@ class TokensSpec:
             than tokens.
     """
 
-    per_image: int | Literal["all"] = field(default=2, metadata={"min": 1})
+    per_image: int | Literal["all", "auto"] = field(default="auto", metadata={"min": 1})
     seed: int = field(default=42, metadata={"min": 0})
     dtype: Literal["float16", "float32"] = "float16"
     batch_size: int = field(default=8, metadata={"min": 1})
@@ -82,10 +83,11 @@ class ClustersSpec:
     """How the strongest instances of a unit are clustered.
 
     Attributes:
-        top_k: Number of instances per unit, those with the largest activations.
-        backend: The implementation of HDBSCAN; `auto` takes the best one installed, `fast` approximates.
+        top_k: Number of instances per unit, those with the largest activations; `auto` is a share of those stored.
+        backend: The implementation of HDBSCAN; `fast` approximates, `auto` takes the most exact one that fits the
+            memory.
         selection: Which clusters of the tree to take: its leaves, or those with the largest excess of mass.
-        min_cluster_size: The smallest group that counts as a cluster.
+        min_cluster_size: The smallest group that counts as a cluster; `auto` is a share of the instances per unit.
         min_samples: HDBSCAN's density setting; null means min_cluster_size.
         umap_components: Reduce to this many dimensions with UMAP first; null does not.
         umap_neighbors: Size of UMAP's neighbourhood, if UMAP is used.
@@ -93,10 +95,10 @@ class ClustersSpec:
         units: Split only this many units, the first ones, and leave the others whole; for trials.
     """
 
-    top_k: int = field(default=10000, metadata={"min": 2})
+    top_k: int | Literal["auto"] = field(default="auto", metadata={"min": 2})
     backend: Literal["auto", "exact", "fast", "hdbscan", "cuml"] = "auto"
     selection: Literal["leaf", "eom"] = "leaf"
-    min_cluster_size: int = field(default=1000, metadata={"min": 2})
+    min_cluster_size: int | Literal["auto"] = field(default="auto", metadata={"min": 2})
     min_samples: int | None = field(default=None, metadata={"min": 1})
     umap_components: int | None = field(default=None, metadata={"min": 1})
     umap_neighbors: int = field(default=15, metadata={"min": 2})
@@ -365,6 +367,7 @@ class AtlasSpec:
         labels: How sub-units get their labels.
         matcher: The text encoder that finds sub-units by word.
         steering: The atlas's default settings for edits.
+        license: The licence of the atlas for its card on the Hub, such as `apache-2.0`; null names none.
     """
 
     name: str
@@ -377,6 +380,7 @@ class AtlasSpec:
     labels: LabelsSpec = field(default_factory=LabelsSpec)
     matcher: MatcherSpec = field(default_factory=MatcherSpec)
     steering: SteeringSpec = field(default_factory=SteeringSpec)
+    license: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Commands, links and code in the documents are right. `python -m tests.test_guides` writes commands.md anew."""
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +16,7 @@ from elude_steer.errors import EludeSteerError
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"
 COMMANDS = GUIDES / "commands.md"
-NAMES = ("building", "commands", "evaluation", "models", "scaling", "steering", "toyland")
+NAMES = ("building", "commands", "evaluation", "models", "scaling", "serving", "steering", "toyland")
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
@@ -152,6 +154,29 @@ def test_every_link_and_image_leads_somewhere(path):
 def test_every_python_block_compiles(path):
     for block in blocks(path, "python"):
         compile(block, f"{path.name}: {block.splitlines()[0]}", "exec")
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's
+def test_what_serving_says_was_tried_runs(run, tmp_path, monkeypatch, steerer):
+    """The adapter, merged by plain peft, and the embeddings give the captions of the edit."""
+    from elude_steer.models.images import open_image
+    from elude_steer.models.vlm import Vlm
+
+    pytest.importorskip("peft")
+    guide = GUIDES / "serving.md"
+    (tmp_path / "demos").symlink_to(ROOT / "demos")
+    monkeypatch.chdir(tmp_path)
+    for words in commands(guide)[:2]:
+        code, _, err = run(*words[1:])
+        assert (code, "after:  a chair in a room" in err) == (0, True)
+    adapter, embeddings = blocks(guide, "python")[:2]
+    for folder in ("adapter", "adapter-without-bias"):
+        exec(adapter.replace('"adapter"', f'"{folder}"'), names := {})
+        merged = Vlm.from_model(names["model"], steerer.vlm.processor)
+        assert merged.caption([open_image("demos/images/toyland-teddy.png")]) == ["a chair in a room"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(embeddings, {})
+    assert f"```\n{printed.getvalue()}```" in guide.read_text(encoding="utf-8")
 
 
 @everywhere

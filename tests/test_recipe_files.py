@@ -121,6 +121,14 @@ def test_every_large_build_gives_its_command_and_says_that_we_have_not_run_it():
         assert ("We have not run it at this scale" in text) is (item.name != "toyland")
 
 
+def test_every_build_states_its_sizes():
+    for item in list_recipes():
+        if item.kind == "atlases":
+            spec = load_spec(item.path)
+            values = (spec.tokens.per_image, spec.clusters.top_k, spec.clusters.min_cluster_size)
+            assert all(isinstance(value, int) for value in values), f"{item.name} depends on the defaults"
+
+
 def test_the_papers_fourteen_interventions_are_shipped_with_its_settings():
     assert sum(map(len, ROWS.values())) == 14
     for name, rows in ROWS.items():

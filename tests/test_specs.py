@@ -21,7 +21,7 @@ NAMES = [item.name for item in fields(Settings)]
 def test_missing_keys_take_their_defaults():
     small = parse_spec(SMALL)
     assert small == AtlasSpec("small", ModelSpec("facebook/dinov2-small", "encoder.layer.11.mlp.fc2"))
-    assert (small.model.kind, small.tokens.per_image, small.clusters.top_k) == ("vlm", 2, 10000)
+    assert (small.model.kind, small.tokens.per_image, small.clusters.top_k) == ("vlm", "auto", "auto")
     assert small.clusters.min_samples is None
     assert small.references.keep == 25
 

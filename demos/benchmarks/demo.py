@@ -119,7 +119,7 @@ def measure_load(address: str, process: int, clients: int, seconds: float, seed:
             path = Path(folder) / f"{number}.png"
             scene.image.save(path)
             client = Client(address, verbose=False)
-            client.predict(handle_file(path), api_name="/bring")
+            client.predict(handle_file(path), "", "", [], [], PROMPT, *fields, api_name="/bring")
             connections.append(client)
         before, end, used = resident_megabytes(process), time.monotonic() + seconds, []
 
@@ -130,7 +130,7 @@ def measure_load(address: str, process: int, clients: int, seconds: float, seed:
                 minus, plus = words = rng.choice(edits)
                 start = time.perf_counter()
                 try:
-                    job = connections[number].submit("", list(minus), list(plus), PROMPT, *fields, api_name="/steer")
+                    job = connections[number].submit("", list(minus), list(plus), PROMPT, *fields, api_name="/press")
                     answer = job.result()[-1]
                 except Exception as error:  # noqa: BLE001
                     errors.append(f"{type(error).__name__}: {error}")

@@ -104,8 +104,8 @@ def compare_variants(what: str, unit: str, values: dict[str, float], limits: dic
 
 def memory(options: argparse.Namespace) -> Rows:
     """Peak memory of processes that make one caption each."""
-    size = map(str, options.picture)
-    command = [sys.executable, __file__, "--work", str(options.work), "--picture", *size, "--alone"]
+    size = map(str, options.image_size)
+    command = [sys.executable, __file__, "--work", str(options.work), "--image-size", *size, "--alone"]
     peaks: dict[str, list[float]] = {name: [] for name in MEMORY_VARIANTS}
     for _ in range(options.rounds):
         for name, values in peaks.items():
@@ -117,7 +117,7 @@ def memory(options: argparse.Namespace) -> Rows:
 
 def caption_peak(options: argparse.Namespace) -> float:
     """The peak memory of this process in GB after one caption, which needs more than loading."""
-    bench = Bench(options.work, options.picture, bare=options.alone == "bare")
+    bench = Bench(options.work, options.image_size, bare=options.alone == "bare")
     with bench.apply(options.alone):
         bench.caption()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -217,21 +217,21 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--picture", type=int, nargs=2, metavar=("WIDTH", "HEIGHT"), help="size of the image [default: one tile]"
+        "--image-size", type=int, nargs=2, metavar=("WIDTH", "HEIGHT"), help="size of the image [default: one tile]"
     )
     parser.add_argument("--work", type=Path, help="folder that keeps the checkpoint for the next run")
     parser.add_argument("--tiny", action="store_true", help="use a small model, to try the script")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", choices=MEMORY_VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.picture = options.picture or ([56, 56] if options.tiny else [384, 384])
+    options.image_size = options.image_size or ([56, 56] if options.tiny else [384, 384])
     if options.alone:
         print(caption_peak(options))
         return
     with tempfile.TemporaryDirectory() as folder:
         options.work = options.work or Path(folder)
         save_atlas(options.work / "atlas", save_model(options.work / "model", tiny=options.tiny))
-        load_bench = cache(lambda: Bench(options.work, options.picture))
+        load_bench = cache(lambda: Bench(options.work, options.image_size))
         rows: Rows = []
         for part in options.parts:
             found = PARTS[part](*([options] if part == "memory" else [load_bench(), options.rounds]))

@@ -17,11 +17,15 @@ from torch import nn
 from elude_steer.atlas.card import render_card
 from elude_steer.atlas.labels import Labels, Match
 from elude_steer.atlas.manifest import (
+    CARD,
+    COPY_FIRST,
     check_files,
+    check_not_shipped,
     check_target,
     download_atlas,
     find_atlas,
     read_manifest,
+    replace_card,
     upload_atlas,
     write_manifest,
 )
@@ -31,12 +35,11 @@ from elude_steer.method.layers import SubUnits, divide_among_owners, layer_param
 from elude_steer.models.matcher import Matcher, load_matcher
 from elude_steer.utils.files import new_folder, write_file
 
-_MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES, _CARD = (
+_MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES = (
     "memberships.safetensors",
     "references.safetensors",
     "streams.safetensors",
     "images.json",
-    "README.md",
 )
 
 
@@ -274,7 +277,7 @@ class Atlas:
                 write_file(new / _STREAMS, lambda file: file.write(save(streams)))
             for name, data in (thumbnails or {}).items():
                 write_file(new / "thumbnails" / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
-            write_file(new / _CARD, lambda file: file.write(self.card().encode()))
+            write_file(new / CARD, lambda file: file.write(self.card().encode()))
             about = {k: v for k, v in self.about.items() if k not in ("format", "files", "checksum")}
             write_manifest(new, about)
         return folder
@@ -326,6 +329,28 @@ class Atlas:
     def card(self) -> str:
         """The model card: what this atlas is, how it was built and how to load it."""
         return render_card(self.about, self.units, self.dead, self.labels)
+
+    def update_card(self, *, license: str | None = None, evaluation: Mapping[str, Any] | None = None) -> Path:
+        """Write the card of a saved atlas again, and its manifest; no other file changes. Returns the folder.
+
+        Args:
+            license: the licence of the atlas, as the Hub writes it: `apache-2.0`; None keeps the one it has.
+            evaluation: measured results, from `Evaluation.for_card`; None keeps those it has.
+
+        Example:
+            >>> Atlas.load("my-atlas").update_card(license="apache-2.0")
+        """
+        if self.folder is None or self.downloaded:
+            raise AtlasError(
+                "save the atlas before changing its card: `atlas.save(folder)`, then `Atlas.load(folder)`."
+            )
+        folder, about = check_not_shipped(self.name, self.folder, COPY_FIRST), dict(self.about)
+        if license is not None:
+            about["spec"] = {**about.get("spec", {}), "license": license}
+        if evaluation is not None:
+            about["evaluation"] = dict(evaluation)
+        replace_card(folder, about, replace(self, about=about).card())
+        return folder
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
         """Upload the atlas to the Hub; returns the address of the commit."""

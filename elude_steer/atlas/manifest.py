@@ -12,18 +12,36 @@ from typing import Any
 
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
 from elude_steer.specs import ModelSpec
-from elude_steer.utils.files import home, is_leftover, resolve_id, restore, write_file
+from elude_steer.utils.files import WORLDS, home, is_leftover, resolve_id, restore, write_file
 from elude_steer.utils.hub import is_cached, is_hub_id, why_unreachable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-EMBEDDED_ATLAS = "toyland"  # the atlas that comes with the package
+CARD = "README.md"
+COPY_FIRST = "copy its folder, and use the copy"
+EMBEDDED_ATLAS = "toyland"  # of those that come with the package, the default
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write and return the manifest of a folder that holds all other files already."""
     files = {path.relative_to(folder).as_posix(): _hash(path) for path in _files(folder)}
     manifest = {"format": FORMAT, **content, "files": dict(sorted(files.items()))}
+    manifest["checksum"] = _checksum(manifest)
+    write_file(folder / MANIFEST, lambda file: file.write(_text(manifest).encode()))
+    return manifest
+
+
+def replace_card(folder: Path, content: Mapping[str, Any], card: str) -> dict[str, Any]:
+    """Write another card into an atlas, and its manifest with other content; no other file is touched.
+
+    Args:
+        folder: the atlas.
+        content: the manifest, as it was read or with changes.
+        card: the text of the card.
+    """
+    write_file(folder / CARD, lambda file: file.write(card.encode()))
+    manifest = {name: value for name, value in content.items() if name not in ("files", "checksum")}
+    manifest["files"] = dict(sorted({**content["files"], CARD: _hash(folder / CARD)}.items()))
     manifest["checksum"] = _checksum(manifest)
     write_file(folder / MANIFEST, lambda file: file.write(_text(manifest).encode()))
     return manifest
@@ -56,9 +74,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise if a file of the atlas is missing or has changed since it was written."""
+    """Raise if a file of the atlas is missing or has changed since it was written.
+
+    The card may differ: people edit it on the Hub, and nothing is read from it.
+    """
     for name, expected in manifest["files"].items():
         path = folder / name
+        if name == CARD:
+            continue
         if not path.is_file():
             raise AtlasError(f"atlas '{folder}' has no file '{name}'; copy or build it again.")
         if _hash(path) != expected:
@@ -66,15 +89,16 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def list_atlases() -> Iterator[tuple[str, Path]]:
-    """Names and folders of the atlases under `ELUDE_STEER_HOME/atlases` and of the one that comes with the package."""
+    """Names and folders of the atlases under `ELUDE_STEER_HOME/atlases` and of those that come with the package."""
     names = set()
     for path in sorted((home() / "atlases").glob("*")):
         if (path / MANIFEST).is_file() and not is_leftover(path):
             names.add(path.name)
             yield path.name, path
-    embedded = Path(resolve_id("toyland/atlas"))
-    if (embedded / MANIFEST).is_file() and EMBEDDED_ATLAS not in names:
-        yield EMBEDDED_ATLAS, embedded
+    for world in WORLDS:
+        embedded = Path(resolve_id(f"{world}/atlas"))
+        if (embedded / MANIFEST).is_file() and world not in names:
+            yield world, embedded
 
 
 def find_atlas(name: str | Path) -> Path | None:
@@ -156,12 +180,10 @@ def check_target(folder: Path) -> Path:
     return target
 
 
-def check_not_shipped(name: str, folder: Path | None) -> Path:
-    """Return the folder of an atlas that may be changed; raise if it comes with the package."""
+def check_not_shipped(name: str, folder: Path | None, cure: str = "copy it, or pass the settings") -> Path:
+    """Return the folder of an atlas that may be changed; raise with the cure if it comes with the package."""
     if folder is None or Path(__file__).resolve().parents[1] in folder.resolve().parents:
-        raise StorageError(
-            f"atlas '{name}' is shipped with the package and is read-only; copy it, or pass the settings."
-        )
+        raise StorageError(f"atlas '{name}' is shipped with the package and is read-only; {cure}.")
     return folder
 
 

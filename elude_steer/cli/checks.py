@@ -108,6 +108,19 @@ def check_coco(annotations: str, folder: str) -> None:
         raise ImageError(f"there is no folder '{folder}' with COCO's images, such as val2017.")
 
 
+def check_photos(source: str) -> None:
+    """Refuse photos without captions: `source` is a folder with `captions.json`, or such a file."""
+    from elude_steer.errors import ImageError
+
+    path = Path(source).expanduser()
+    path = path / "captions.json" if _is_dir(str(path)) else path
+    if not os.path.isfile(path):  # noqa: PTH113, see `_is_dir`
+        raise ImageError(
+            f"--scenes photos:{source} needs '{path}', which is not there: captions of the photos beside it, in the "
+            "format of COCO's captions_val2017.json."
+        )
+
+
 def check_spec(name: str, changes: Sequence[str]) -> AtlasSpec:
     """Read a build spec with changes; raise for all problems of both."""
     from elude_steer.recipe_files import load_spec

@@ -19,6 +19,7 @@ from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, r
 @click.option("--port", type=click.IntRange(1, 65535), help="[default: the first free one from 7860 on]")
 @click.option("--share", is_flag=True, help="Get a public address, through Gradio's servers.")
 @click.option("--auth", metavar="NAME:PASSWORD", help="Ask visitors for this name and password.")
+@click.option("--mcp", is_flag=True, help="Serve the page's functions as tools for language models, too (MCP).")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def demo(
     atlas: str,
@@ -31,6 +32,7 @@ def demo(
     port: int | None,
     share: bool,
     auth: str | None,
+    mcp: bool,
     no_browser: bool,
 ) -> None:
     """Open a page on which to steer captions and browse an atlas (needs the extra `demo`).
@@ -38,8 +40,10 @@ def demo(
     \b
     elude-steer demo
     elude-steer demo --atlas my-atlas --device cuda --auth me:secret
+    elude-steer demo --mcp --no-browser
     """  # noqa: D301
     from elude_steer.atlas.manifest import read_defaults
+    from elude_steer.demo.access import check_mcp
     from elude_steer.errors import SpecError
     from elude_steer.utils import optional
 
@@ -48,6 +52,7 @@ def demo(
         raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
     read_defaults(atlas)  # refuses an atlas that cannot be steered
     optional.require("gradio", "the demo")
+    check_mcp(mcp, auth)
     from elude_steer.demo.launch import serve
     from elude_steer.steering.steerer import Steerer
 
@@ -62,5 +67,6 @@ def demo(
         share=share,
         auth=(name, password) if auth else None,
         browse=not no_browser,
+        mcp=mcp,
         on_ready=lambda address: click.echo(address, err=True),
     )

@@ -5,17 +5,83 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from pathlib import Path
+from collections import UserDict
+from importlib import import_module
+from typing import Any
 
 import click
 
 from elude_steer import __version__
-from elude_steer.cli import build, demo, evaluate, export, inspect, steer, sweep
-from elude_steer.cli.options import print_note
 from elude_steer.errors import EludeSteerError, EludeSteerWarning
 
+# command -> its module, and the first sentence of its help: all that `elude-steer --help` needs, so that it imports no
+# command. In its module, a command has the same name.
+COMMANDS = {
+    "ablate": ("evaluate", "Build SPEC with one setting changed at a time, and measure each atlas."),
+    "atlases": ("inspect", "List, show and check local atlases."),
+    "build": ("build", "Build the atlas of SPEC, a YAML file or a shipped recipe."),
+    "caption": ("steer", "Caption IMAGE (a path, or - for standard input) with greedy decoding."),
+    "compare": (
+        "evaluate",
+        "Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.",
+    ),
+    "concepts": ("inspect", "List the labels of ATLAS, or the sub-units that match a word."),
+    "demo": ("demo", "Open a page on which to steer captions and browse an atlas (needs the extra `demo`)."),
+    "env": ("inspect", "Show versions, extras and folders, for a bug report."),
+    "evaluate": (
+        "evaluate",
+        "Measure ATLAS: how faithful the split is, how monosemantic its sub-units are, and what it costs.",
+    ),
+    "export": (
+        "export",
+        "Write the model with an edit of RECIPE in its weights to the folder OUT, as a Hugging Face checkpoint.",
+    ),
+    "judge": (
+        "evaluate",
+        "Let vision-language models judge whose images belong together, those of ATLASES or of the units before.",
+    ),
+    "recipes": ("inspect", "List, show, copy and check recipes."),
+    "run": (
+        "steer",
+        "Run steering RECIPES (files, or names of `recipes list`) and print a table of captions for each.",
+    ),
+    "steer": ("steer", "Caption IMAGES (paths, or - for standard input) with some concepts removed or added."),
+    "sweep": (
+        "sweep",
+        "Try a grid of settings on one IMAGE, or on many images with known objects, and list the best first.",
+    ),
+    "toyland": ("inspect", "Draw scenes of the small world that comes with the package."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class _CommandsOnDemand(UserDict[str, Any]):
+    """The commands by name; each is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(COMMANDS))
+
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            self.data[name] = getattr(import_module(f"elude_steer.cli.{COMMANDS[name][0]}"), name)
+        return self.data[name]
+
+
+class _LazyGroup(click.Group):
+    """A group that lists its commands without importing them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(commands=_CommandsOnDemand(), **settings)
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))  # as click has it
+        rows = [
+            (name, click.Command(name, help=text).get_short_help_str(limit)) for name, (_, text) in COMMANDS.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="elude-steer")
 def cli() -> None:
     """Split a vision model's units into single-concept sub-units, without changing what it computes.
@@ -27,34 +93,13 @@ def cli() -> None:
     """  # noqa: D301 - \b tells click to keep the line breaks
 
 
-for command in (
-    build.build,
-    steer.steer,
-    steer.run,
-    steer.caption,
-    sweep.sweep,
-    export.export,
-    evaluate.evaluate,
-    evaluate.compare,
-    evaluate.ablate,
-    evaluate.judge,
-    inspect.atlases,
-    inspect.concepts,
-    inspect.recipes,
-    inspect.toyland,
-    inspect.env,
-    demo.demo,
-):
-    cli.add_command(command)
-
-
 def main() -> None:
     """Run the command line: an error is one line and exit code 1, without a traceback."""
     with warnings.catch_warnings():
         # Warnings of other packages address developers, not people at a command line.
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", EludeSteerWarning)
-        warnings.showwarning = lambda message, *_, **__: print_note(message)
+        warnings.showwarning = _print_warning
         try:
             cli(prog_name="elude-steer", standalone_mode=False)
         except EludeSteerError as error:
@@ -82,10 +127,18 @@ def main() -> None:
             _fail(f"unexpected {type(error).__name__}: {message} (ELUDE_STEER_DEBUG=1 shows where; please report it)")
 
 
+def _print_warning(message: object, *_: Any, **__: Any) -> None:
+    from elude_steer.cli.options import print_note
+
+    print_note(message)
+
+
 def _fail(message: str, code: int = 1) -> None:
     """Print an error, or leave it in the file that the starting process reads, and exit."""
     error_file = os.environ.get("ELUDE_STEER_ERROR_FILE")
     if error_file:
+        from pathlib import Path
+
         Path(error_file).write_text(message, encoding="utf-8")
     else:
         for line in message.splitlines():

@@ -45,6 +45,7 @@ from elude_steer.cli.options import (
 @click.option("--compile", "compiled", is_flag=True, help="Time the model under torch.compile, as the paper does.")
 @click.option("--head", metavar="MODEL", help="A classifier on the backbone; the images are in one folder per class.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write evaluation.json and report.html.")
+@click.option("--card", is_flag=True, help="Write the results into the atlas's model card, for the Hub.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     atlas: str,
@@ -59,6 +60,7 @@ def evaluate(
     compiled: bool,
     head: str | None,
     out: Path | None,
+    card: bool,
     as_json: bool,
 ) -> None:
     """Measure ATLAS: how faithful the split is, how monosemantic its sub-units are, and what it costs.
@@ -66,7 +68,10 @@ def evaluate(
     \b
     elude-steer evaluate toyland --limit 200 --out evaluation
     elude-steer evaluate my-atlas --measures monosemanticity,dictionary --images photos
+    elude-steer evaluate my-atlas --card
     """  # noqa: D301
+    from elude_steer.atlas.manifest import COPY_FIRST, check_not_shipped, find_atlas
+    from elude_steer.errors import StorageError
     from elude_steer.evaluation.measures import MEASURES, check_measures
     from elude_steer.utils.files import check_folder
 
@@ -75,6 +80,10 @@ def evaluate(
     names = [name.strip() for name in measures.split(",") if name.strip()] if measures is not None else MEASURES
     check_measures(names, again, head)
     check_images(images)
+    if card and (folder := find_atlas(atlas)) is None:
+        raise StorageError(f"'{atlas}' is on the Hub; --card needs a folder: `hf download {atlas} --local-dir FOLDER`.")
+    if card:
+        check_not_shipped(atlas, folder, COPY_FIRST)
     from elude_steer.evaluation.evaluate import evaluate as measure
 
     hide_loading_bars()
@@ -99,6 +108,8 @@ def evaluate(
     )
     if out is not None:
         print_note(result.save(out))
+    if card:
+        print_note(result.atlas.update_card(evaluation=result.for_card()) / "README.md")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
         return

@@ -22,20 +22,25 @@ from elude_steer.utils.yaml_schema import override
 
 
 def default_variations(spec: AtlasSpec) -> dict[str, list[str]]:
-    """The settings that `ablate` varies by default: the paper's ablations, and half and double of the spec's sizes."""
-    clusters, samples = spec.clusters, spec.clusters.min_cluster_size
+    """The settings that `ablate` varies by default: the paper's ablations, and half and double of the spec's sizes.
+
+    Sizes that the spec leaves to `auto` are not known here, and are left out.
+    """
+    smallest, top_k, per_image = spec.clusters.min_cluster_size, spec.clusters.top_k, spec.tokens.per_image
     variations = {
         "split.winner_rule": ["unique", "gap", "winner", "random"],
         "split.rho_score": ["margin", "ratio"],
         "clusters.selection": ["leaf", "eom"],
-        "clusters.min_cluster_size": [str(max(2, samples // 2)), str(2 * samples)],
-        "clusters.min_samples": ["1", str(max(1, samples // 2))],
-        "clusters.top_k": [str(max(2, clusters.top_k // 2)), str(2 * clusters.top_k)],
     }
+    if isinstance(smallest, int):
+        variations["clusters.min_cluster_size"] = [str(max(2, smallest // 2)), str(2 * smallest)]
+        variations["clusters.min_samples"] = ["1", str(max(1, smallest // 2))]
+    if isinstance(top_k, int):
+        variations["clusters.top_k"] = [str(max(2, top_k // 2)), str(2 * top_k)]
     if optional.is_installed("umap"):
         variations["clusters.umap_components"] = ["32"]
-    if isinstance(spec.tokens.per_image, int):
-        variations["tokens.per_image"] = [str(max(1, spec.tokens.per_image // 2)), str(2 * spec.tokens.per_image)]
+    if isinstance(per_image, int):
+        variations["tokens.per_image"] = [str(max(1, per_image // 2)), str(2 * per_image)]
     layer = spec.model.layer
     for block in list(re.finditer(r"(?<=\.)\d+(?=\.)", layer))[-1:]:  # of layers.5.mlp.fc2
         if int(block[0]) > 0:

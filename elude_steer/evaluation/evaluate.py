@@ -208,7 +208,7 @@ def _measure_faithfulness(atlas: Atlas, tower: Tower, items: Sequence[Item], r2:
         images = (item.read()[0] for item in captioned)
         share = caption_agreement(tower, explicit, track(images, "captioning", "images", len(captioned)))
         # The name is a key of ablations.json, so it stays.
-        rows.append(Row("faithfulness", f"same caption, {len(captioned)} pictures", share))
+        rows.append(Row("faithfulness", f"same caption, {len(captioned)} images", share))
     return rows
 
 

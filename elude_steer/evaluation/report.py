@@ -12,6 +12,7 @@ from PIL import Image
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.card import describe_measurement
 from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.models.vision import Tower
 from elude_steer.models.vlm import Vlm
@@ -80,6 +81,10 @@ class Evaluation:
             "elude_steer": __version__,
             "rows": [asdict(row) for row in self.rows],
         }
+
+    def for_card(self) -> dict[str, Any]:
+        """The results that `Atlas.update_card` writes into the atlas's card."""
+        return describe_measurement(self.images, self.image_count, __version__, [asdict(row) for row in self.rows])
 
     def save(self, folder: Path) -> Path:
         """Write evaluation.json and report.html; returns the path of the page."""

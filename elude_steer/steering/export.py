@@ -13,6 +13,7 @@ from PIL import Image
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.card import CAPTIONING
 from elude_steer.errors import SpecError
 from elude_steer.method.layers import layer_parameters
 from elude_steer.models.hooks import record, replace_forward
@@ -22,6 +23,7 @@ from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
 from elude_steer.steering.plan import NOT_LINEAR, Plan
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.files import check_folder, new_folder, write_file
+from elude_steer.utils.hub import find_base_model, front_matter, read_license
 
 _WARNING = (
     "**On purpose, it says things about images that are not true.** Do not use it where somebody relies on its "
@@ -226,7 +228,7 @@ def _checkpoint_card(steerer: Steerer[Atlas], plan: Plan) -> str:
     """Write the card of a checkpoint with a plan in its weights."""
     model = _model_name(steerer)
     return (
-        f"---\nbase_model: {model}\ntags: [steering]\n---\n\n# {model}, steered\n\n"
+        f"{_metadata(steerer, 'transformers', 'finetune', ['steering'])}\n# {model}, steered\n\n"
         f"`{model}` with an edit folded into `{steerer.vlm.layer_name}`; no other weight differs. "
         f"{_origin(steerer)}; loading it needs only transformers.\n\n{_describe(plan)}\n\n{_WARNING}\n"
         f"## Use it\n\n`FOLDER` is this folder, or its id on the Hub.\n\n{_PIPELINE}{_torchvision_section(steerer.vlm)}"
@@ -238,10 +240,24 @@ def _adapter_card(steerer: Steerer[Atlas], plan: Plan, rank: int, *, bias: bool)
     model = _model_name(steerer)
     exact = "with the change of its bias (`lora_bias`)" if bias else "without the change of the layer's bias"
     return (
-        f"---\nbase_model: {model}\nlibrary_name: peft\ntags: [steering, lora]\n---\n\n# {model}, steered\n\n"
+        f"{_metadata(steerer, 'peft', 'adapter', ['steering', 'lora'])}\n# {model}, steered\n\n"
         f"A LoRA of rank {rank} for `{steerer.vlm.layer_name}` in the vision tower of `{model}`, {exact}. "
         f"{_origin(steerer)}; loading it needs only peft.\n\n{_describe(plan)}\n\n{_WARNING}\n"
         f"## Use it\n\n`FOLDER` is this folder, or its id on the Hub.\n\n{_ADAPTER.replace('BASE', steerer.vlm.id)}"
+    )
+
+
+def _metadata(steerer: Steerer[Atlas], library: str, relation: str, tags: list[str]) -> str:
+    """Write the metadata of a card; the licence is that of the model, if its card names one."""
+    vlm, model = steerer.vlm, _model_name(steerer)
+    base = find_base_model(model)
+    return front_matter(
+        **(read_license(vlm.id, vlm.revision) or read_license(model)),
+        library_name=library,
+        pipeline_tag=CAPTIONING,
+        base_model=base,
+        base_model_relation=base and relation,
+        tags=tags,
     )
 
 

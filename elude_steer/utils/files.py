@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+WORLDS = ("toyland",)  # sub-packages with models and an atlas of their own
 REPORT_ENDINGS = (".html", ".htm")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
@@ -33,8 +34,8 @@ def home() -> Path:
 
 def resolve_id(id: str) -> str:
     """The id or folder to load for an id; `toyland/captioner` and the like become folders inside the package."""
-    shipped = re.fullmatch(r"toyland/(\w+)", id)
-    if shipped and (folder := Path(__file__).parents[1] / "toyland" / "data" / shipped[1]).is_dir():
+    shipped = re.fullmatch(rf"({'|'.join(WORLDS)})/(\w+)", id)
+    if shipped and (folder := Path(__file__).parents[1] / shipped[1] / "data" / shipped[2]).is_dir():
         return str(folder)
     return str(Path(id).expanduser()) if id.startswith("~") else id
 

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub can be reached, so that work that needs it fails at once. Needs no torch."""
+"""What concerns the Hugging Face Hub: whether it can be reached, and the metadata of model cards. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from elude_steer.errors import ModelError
+from elude_steer.utils.files import resolve_id
 
 _WAIT = 1.5  # seconds for the name and the connection
 _REMEMBER = 30.0  # seconds for which an answer counts
@@ -56,6 +58,53 @@ def check_available(name: str, kind: str = "model") -> None:
             f"{kind} '{name}' is not in the cache of the Hub's files, and {problem}; give a folder, or connect to the "
             "Hub."
         )
+
+
+def find_base_model(model: str, kind: str = "vlm") -> str | None:
+    """The Hub id of a model, for the `base_model` of a card; None for a folder or a model of this package.
+
+    Args:
+        model: a Hub id, a folder, or a name of timm.
+        kind: as in `ModelSpec`; timm's names are those of repositories under `timm/`.
+    """
+    name = model.removeprefix("hf-hub:").removeprefix("hf_hub:")
+    if kind == "timm" and "/" not in name and not Path(name).exists():
+        return f"timm/{name}"
+    return name if is_hub_id(resolve_id(name)) else None
+
+
+def front_matter(**fields: Any) -> str:
+    """The metadata at the top of a model card, with its fences; fields that are None or empty are left out.
+
+    Args:
+        **fields: those of `huggingface_hub.ModelCardData`, in the order to write them.
+    """
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(**{name: value for name, value in fields.items() if value})
+    return f"---\n{data.to_yaml(original_order=list(fields)).strip()}\n---\n"
+
+
+def read_license(model: str, revision: str | None = None) -> dict[str, str]:
+    """The fields about the licence in a model's card; empty if the card names none or is not within reach.
+
+    Args:
+        model: a folder or a Hub id.
+        revision: the commit or tag of the Hub.
+    """
+    import yaml
+    from huggingface_hub import ModelCard, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    card = Path(resolve_id(model)) / "README.md"
+    try:
+        if is_hub_id(resolve_id(model)):
+            offline = bool(why_unreachable())
+            card = Path(hf_hub_download(model, "README.md", revision=revision, local_files_only=offline))
+        found = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {name: found[name] for name in ("license", "license_name", "license_link") if found.get(name)}
 
 
 def _find_problem(endpoint: str) -> str | None:

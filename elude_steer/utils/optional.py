@@ -14,6 +14,7 @@ EXTRAS = {
     "cuml": "gpu",
     "open_clip": "openclip",
     "gradio": "demo",
+    "mcp": "mcp",
     "umap": "umap",
     "overcomplete": "baselines",
     "openai": "judge",

@@ -30,11 +30,12 @@ PARENT = "ELUDE_STEER_PARENT"
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """This process, number `rank` of `world`, with `threads` threads of one core each."""
+    """This process, number `rank` of `world`, with `threads` threads of one core each; `local` share this machine."""
 
     rank: int = 0
     world: int = 1
     threads: int = 1
+    local: int = 1
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def each(self, pieces: Iterable[Piece], work: Callable[[Piece], None]) -> None:
@@ -91,7 +92,7 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
         if started:
             # Barriers wait for the slowest piece, which may take hours; `launch` notices a dead process.
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
-        yield WorkerGroup(rank, world, threads or max(1, count_cores() // local))
+        yield WorkerGroup(rank, world, threads or max(1, count_cores() // local), local)
     finally:
         torch.set_num_threads(before)
         if started and torch.distributed.is_initialized():

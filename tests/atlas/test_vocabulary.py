@@ -91,7 +91,7 @@ def test_a_path_in_the_home_folder(tmp_path, monkeypatch):
     assert read_vocabulary("~/words.txt") == ["castle"]
 
 
-ADVICE = r"give a text file with one concept per line, or one of 'nouns', 'toyland'\."
+ADVICE = r"give a text file with one concept per line, or one of 'nouns', 'photoland', 'toyland'\."
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
+import subprocess
+import sys
+
+import click
 import pytest
 
 from elude_steer import recipe_files
+from elude_steer.cli.entry_point import COMMANDS, cli
 from tests.helpers.cli import only_error
 
 
@@ -18,6 +23,31 @@ def test_help_shows_an_example(run):
     code, out, _ = run("--help")
     assert code == 0
     assert "elude-steer build llava-onevision-0.5b" in out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 110, 150])
+def test_help_lists_the_commands_as_click_does(width):
+    context = click.Context(cli, terminal_width=width)
+    ours, expected = context.make_formatter(), context.make_formatter()
+    cli.format_commands(context, ours)
+    click.Group.format_commands(cli, context, expected)
+    assert ours.getvalue() == expected.getvalue()
+
+
+def test_the_listed_sentences_begin_the_help_of_their_commands():
+    for name, (_, text) in COMMANDS.items():
+        assert " ".join(cli.commands[name].help.split()).startswith(text)
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys; sys.argv = ['elude-steer', '--help']\n"
+        "from elude_steer.cli import main\n"
+        "main()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('elude_steer.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "elude_steer.cli elude_steer.cli.entry_point elude_steer.errors"
 
 
 def test_an_unknown_command_is_refused(run):

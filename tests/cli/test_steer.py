@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from PIL import Image
 from elude_steer import toyland
 from elude_steer.cli.entry_point import cli
 from elude_steer.errors import EludeSteerError, SpecError
-from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.plan import Plan
 from tests.helpers.cli import only_error
 
@@ -116,78 +113,9 @@ def test_the_default_grid_depends_on_the_kind_of_edit(image):
     assert replaced.split()[:3] == ["beta", "kappa", "nu"]
 
 
-def test_export_takes_another_atlas_model_and_dtype(tmp_path):
-    from safetensors import safe_open
-
-    recipe, out = tmp_path / "other.yaml", tmp_path / "model"
-    recipe.write_text("name: other\natlas: nowhere\nsteps: [{minus: [cat]}]\n")
-    flags = ("--atlas", "toyland", "--model", "toyland/captioner", "--dtype", "bfloat16")
-    done = invoke("export", recipe, out, "--set", "mode=scale", "--set", "nu=all", *flags)
-    assert done.stdout.strip() == str(out)
-    with safe_open(out / "model.safetensors", "pt") as saved:
-        assert {saved.get_slice(key).get_dtype() for key in saved.keys()} == {"BF16"}  # noqa: SIM118
-
-
-def test_export_says_what_it_changes_in_the_caption(tmp_path):
-    flags = ("--set", "mode=scale", "--set", "nu=all")
-    done = invoke("export", "toyland-teddy", tmp_path / "a", "--step", 3, *flags, "--set", "kappa=24")
-    assert done.stdout == f"{tmp_path / 'a'}\n"
-    assert done.stderr == "before: a teddy on a chair in a room\nafter:  a chair in a room\n"
-    image = load_recipe("toyland-teddy").image
-    said = invoke("caption", image, "--model", tmp_path / "a").stdout
-    assert said == "a chair in a room\n"
-    done = invoke("export", "toyland-teddy", tmp_path / "b", "--step", 3, *flags, "--set", "gamma=0.9")
-    assert "the edit does not change the caption of the image, 'a teddy on a chair in a room'; try more" in done.stderr
-
-
 def test_commas_and_repeated_options_name_the_same_concepts(image):
     once = invoke("steer", image[0], "--minus", "dog, sunglasses", "--plan").stdout
     assert once == invoke("steer", image[0], "--minus", "dog", "--minus", "sunglasses", "--plan").stdout
-
-
-def test_an_exported_model_runs_without_this_package(tmp_path):
-    """In a process where elude_steer cannot be imported it says what the steered model says, on 100 scenes."""
-    out = tmp_path / "model"
-    done = invoke("export", "toyland-cats", out, "--set", "mode=scale", "--set", "nu=all", "--step", 1)
-    assert done.exit_code == 0, done.output
-    scenes = list(toyland.scenes(seed=50_003, n=100))
-    folder = tmp_path / "scenes"
-    folder.mkdir()
-    for number, scene in enumerate(scenes):
-        scene.image.save(folder / f"{number:03d}.png")
-    from elude_steer.steering.steerer import Steerer
-
-    step = load_recipe("toyland-cats").steps[0]
-    steerer = Steerer.load("toyland")
-    plan = steerer.plan(minus=step.minus, plus=step.plus, mode="scale", nu="all")
-    with steerer.applied(plan):
-        ours = [steerer.vlm.caption([scene.image])[0] for scene in scenes]
-    code = EXPORTED.format(model=str(out), folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == ours
-
-
-EXPORTED = """
-import json, sys
-from pathlib import Path
-sys.modules["elude_steer"] = None  # any import of it fails
-from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor as Full
-class ImageOnly(Full):
-    get_attributes = classmethod(lambda cls: ["image_processor", "tokenizer"])
-ImageOnly.__name__ = "LlavaOnevisionProcessor"
-processor = ImageOnly.from_pretrained("{model}", backend="pil")
-model = AutoModelForImageTextToText.from_pretrained("{model}", dtype="float32").eval()
-said = []
-for path in sorted(Path("{folder}").glob("*.png")):
-    text = processor.apply_chat_template([{{"role": "user", "content": [{{"type": "image"}},
-        {{"type": "text", "text": "Describe this image in one sentence."}}]}}], add_generation_prompt=True)
-    inputs = processor(images=[[Image.open(path).convert("RGB")]], text=[text], return_tensors="pt")
-    tokens = model.generate(**inputs, do_sample=False, max_new_tokens=64)
-    said.append(processor.tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip())
-print(json.dumps(said))
-"""
 
 
 def test_caption_works_with_any_model(run, tiny_llava, image_folder, tmp_path):

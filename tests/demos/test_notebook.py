@@ -2,7 +2,11 @@
 
 import base64
 import io
+import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -80,11 +84,78 @@ def test_running_the_notebook_gives_its_stored_outputs(notebook, tmp_path):
             assert np.abs(before - after).mean() < 2, f"cell '{old.id}' shows another image"
 
 
-def test_the_notebook_finds_its_images_from_the_root_too(notebook, tmp_path):
-    notebook.cells = code_cells(notebook)[:1]
-    before, _, _ = notebook.cells[0].source.partition("steerer = ")  # without the model, which takes longest to load
-    notebook.cells[0].source = before + "assert teddy.is_file() and dog.is_file()"
-    execute(notebook, DEMOS.parent, tmp_path)
+def test_the_notebook_needs_no_files_around_it(notebook, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    notebook.cells = code_cells(notebook)[:2]
+    before, _, _ = notebook.cells[1].source.partition("steerer = ")  # without the model, which takes longest to load
+    notebook.cells[1].source = (
+        before + "assert all(Image.open(path).size == (96, 96) for path in (teddy, dog, frisbee))"
+    )
+    execute(notebook, tmp_path / "elsewhere", tmp_path)
+
+
+# Stands in for pip: writes down its arguments, and installs an empty package next to itself.
+PIP = """
+import json, pathlib, sys
+
+folder = pathlib.Path(__file__).parents[1]
+(folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
+(folder / "elude_steer").mkdir()
+(folder / "elude_steer" / "__init__.py").write_text("")
+"""
+
+
+def run_install_cell(source, folder, cwd):
+    """Run the cell in a Python that sees no installed packages; return the arguments of pip, and what it printed."""
+    packages = folder / "packages"
+    (packages / "pip").mkdir(parents=True)
+    (packages / "pip" / "__init__.py").write_text("")  # without it, Python would prefer the real pip
+    (packages / "pip" / "__main__.py").write_text(PIP)
+    cwd.mkdir(parents=True, exist_ok=True)
+    code = f"{source}\nimport elude_steer\nprint(elude_steer.__file__)"
+    env = {**os.environ, "PYTHONPATH": str(packages)}
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=cwd, env=env, capture_output=True, text=True)
+    arguments = packages / "arguments.json"
+    return json.loads(arguments.read_text()) if arguments.exists() else None, done
+
+
+ADDRESS = "https://github.com/OWNER/REPOSITORY"
+
+
+@pytest.mark.parametrize(
+    ("address", "clone", "expected"),
+    [
+        ("", True, "CLONE"),
+        (ADDRESS, True, "CLONE"),
+        (ADDRESS, False, f"elude-steer @ git+{ADDRESS}"),
+        ("", False, None),
+    ],
+)
+def test_the_notebook_installs_the_package(notebook, tmp_path, address, clone, expected):
+    source = code_cells(notebook)[0].source
+    assert '\nREPOSITORY = "" ' in source
+    source = source.replace('REPOSITORY = ""', f"REPOSITORY = {address!r}", 1)
+    folder = tmp_path / "content"
+    if clone:  # a package that cannot be imported from the folder of the notebook
+        (folder / "elude_steer").mkdir(parents=True)
+        (folder / "elude_steer" / "__init__.py").write_text("raise ImportError")
+    arguments, done = run_install_cell(source, tmp_path, folder / "demos")
+    if expected is None:
+        assert arguments is None
+        assert done.stderr.strip().endswith("write the address of its repository into REPOSITORY above.")
+        return
+    assert done.returncode == 0, done.stderr
+    assert arguments == ["install", "-q", str(folder) if expected == "CLONE" else expected]
+    assert done.stdout.strip() == str(tmp_path / "packages" / "elude_steer" / "__init__.py")
+
+
+def test_the_notebook_installs_nothing_where_the_package_is(notebook, tmp_path):
+    source = code_cells(notebook)[0].source
+    (tmp_path / "packages" / "elude_steer").mkdir(parents=True)
+    (tmp_path / "packages" / "elude_steer" / "__init__.py").write_text("")
+    arguments, done = run_install_cell(source, tmp_path, tmp_path / "content")
+    assert done.returncode == 0, done.stderr
+    assert arguments is None
 
 
 def test_the_notebook_was_run_in_order_and_has_no_local_paths(notebook):

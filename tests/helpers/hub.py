@@ -48,6 +48,7 @@ class _Hub(BaseHTTPRequestHandler):
             for line in sent.splitlines():
                 entry = json.loads(line)
                 if entry["key"] == "file":
+                    (repo / entry["value"]["path"]).parent.mkdir(parents=True, exist_ok=True)
                     (repo / entry["value"]["path"]).write_bytes(base64.b64decode(entry["value"]["content"]))
             url = f"{base}/{repo.relative_to(self.root)}"
             self._answer(200, {"success": True, "commitOid": COMMIT, "commitUrl": f"{url}/commit/{COMMIT}"})

@@ -11,15 +11,21 @@ import pytest
 needs_torchvision = pytest.mark.skipif(
     find_spec("torchvision") is None, reason="torchvision is not installed; .ci/run has an environment with it"
 )
-HEAD = f"""\
+# A process that a test starts needs these lines before transformers, as the tests' own process does (conftest.py).
+PREPARE_TORCHVISION = f"""\
 import sys
-sys.modules["elude_steer"] = None
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 from importlib.util import find_spec
 if find_spec("torchvision"):
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
     from checks import register_missing_operators
     register_missing_operators()
 """
+HEAD = f"""\
+import sys
+sys.modules["elude_steer"] = None
+{PREPARE_TORCHVISION}"""
+# Largest error of a channel between 0 and 1: torchvision rounds a resized image by up to one grey level otherwise.
+GREY_LEVEL = 1.001 / 255 if find_spec("torchvision") else 0.0
 
 
 def run_without_package(code: str, folder: Path) -> list[str]:

@@ -102,7 +102,10 @@ def save_images(folder: Path, count: int, *, seed: int = 0, sizes=((28, 28), (56
 
 # The families: for each a tiny model, its processor and its image token, as on the Hub.
 
-FAMILIES = ("llava", "llava_next", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "paligemma", "gemma3", "internvl")
+FAMILIES = (
+    "llava", "llava_dinov2", "llava_registers", "llava_vit", "llava_siglip", "llava_next", "idefics3", "smolvlm",
+    "qwen2_vl", "qwen2_5_vl", "paligemma", "gemma3", "internvl",
+)  # fmt: skip
 _TEXT = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 2048, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
@@ -169,6 +172,48 @@ def _llava():
     images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     options = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     return (LlavaForConditionalGeneration, config), (LlavaProcessor, images), options
+
+
+def _llava_with(vision_config, *, before, strategy="default"):
+    """LLaVA with another tower, all of whose blocks are read; `before` counts the tokens before the patches."""
+    from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    config = LlavaConfig(
+        vision_config=vision_config, text_config=LlamaConfig(vocab_size=_VOCABULARY, **_TEXT), image_token_id=4,
+        vision_feature_layer=-1, vision_feature_select_strategy=strategy,
+    )  # fmt: skip
+    images = BitImageProcessorPil(size={"height": 28, "width": 28}, do_center_crop=False)
+    options = {"patch_size": 7, "vision_feature_select_strategy": strategy, "num_additional_image_tokens": before}
+    return (LlavaForConditionalGeneration, config), (LlavaProcessor, images), options
+
+
+def _llava_dinov2():  # its blocks call one module, drop_path, before and behind the target
+    from transformers import Dinov2Config
+
+    options = {name: value for name, value in _VISION.items() if name != "intermediate_size"}
+    return _llava_with(Dinov2Config(image_size=28, patch_size=7, mlp_ratio=3, **options), before=1)
+
+
+def _llava_registers():
+    from transformers import Dinov2WithRegistersConfig
+
+    options = {name: value for name, value in _VISION.items() if name != "intermediate_size"}
+    config = Dinov2WithRegistersConfig(image_size=28, patch_size=7, mlp_ratio=3, num_register_tokens=2, **options)
+    return _llava_with(config, before=3)
+
+
+def _llava_vit():
+    from transformers import ViTConfig
+
+    return _llava_with(ViTConfig(image_size=28, patch_size=7, **_VISION), before=1)
+
+
+def _llava_siglip():
+    from transformers import SiglipVisionConfig
+
+    return _llava_with(SiglipVisionConfig(image_size=28, patch_size=7, **_VISION), before=0, strategy="full")
 
 
 def _llava_next():

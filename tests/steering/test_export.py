@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,76 @@ def test_the_snippet_is_only_for_models_whose_prompt_it_makes(tmp_path):
 
     fits = {name: _expands_only_images(Vlm.load(str(save_family(name, tmp_path / name)))) for name in ("qwen2_vl",)}
     assert fits == {"qwen2_vl": True}
+
+
+# Cards
+
+
+MODEL = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+
+
+def card_metadata(folder):
+    """A card's text, and its metadata as the Hub's library reads it."""
+    from huggingface_hub import ModelCard
+
+    text = (folder / "README.md").read_text()
+    return text, ModelCard(text).data
+
+
+def steerer_of(steerer, **model):
+    """The same steerer, as if toyland's model were one of the Hub or of a folder."""
+    about = {**steerer.atlas.about, "model": {**steerer.atlas.about["model"], "id": model["id"]}}
+    return replace(steerer, vlm=replace(steerer.vlm, **model), atlas=replace(steerer.atlas, about=about))
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "adapter"])
+def test_the_card_names_the_base_model_and_what_was_done_to_it(steerer, plan, tmp_path, kind):
+    from elude_steer.steering.export import _adapter_card, _checkpoint_card
+
+    other = steerer_of(steerer, id=MODEL)
+    card = _checkpoint_card(other, plan) if kind == "checkpoint" else _adapter_card(other, plan, 3, bias=True)
+    (tmp_path / "README.md").write_text(card)
+    text, data = card_metadata(tmp_path)
+    assert data.base_model == MODEL
+    assert data.get("base_model_relation") == {"checkpoint": "finetune", "adapter": "adapter"}[kind]
+    assert data.library_name == {"checkpoint": "transformers", "adapter": "peft"}[kind]
+    assert data.pipeline_tag == "image-text-to-text"
+    assert "steering" in data.tags
+    assert data.license is None  # no card of the model is within reach
+    assert "On purpose, it says things about images that are not true." in text
+    assert "-teddy: 24 sub-units times -15" in text
+
+
+def test_a_model_that_is_not_on_the_hub_is_no_base_model(toyland_export, adapter):
+    for folder in (toyland_export, adapter):
+        data = card_metadata(folder)[1]
+        assert data.base_model is None and data.get("base_model_relation") is None
+        assert data.pipeline_tag == "image-text-to-text"
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ("---\nlicense: apache-2.0\n---\n", {"license": "apache-2.0"}),
+        (
+            "---\nlicense: other\nlicense_name: mine\nlicense_link: https://x.org/l\ntags: [a]\n---\ntext",
+            {"license": "other", "license_name": "mine", "license_link": "https://x.org/l"},
+        ),
+        ("# no metadata\n", {}),
+        ("---\nlicense: [\n---\n", {}),
+        (None, {}),
+    ],
+)
+def test_the_licence_is_that_of_the_model(steerer, plan, tmp_path, card, expected):
+    from elude_steer.steering.export import _checkpoint_card
+
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text(_checkpoint_card(steerer_of(steerer, id=str(tmp_path)), plan))
+    data = card_metadata(tmp_path / "out")[1].to_dict()
+    assert {name: value for name, value in data.items() if name.startswith("license")} == expected
+    assert "base_model" not in data
 
 
 # Adapters

@@ -139,3 +139,16 @@ def test_what_is_on_this_machine_needs_no_network(endpoint, tmp_path, monkeypatc
         ModelError, match=r"model 'me/other' is not in the cache .* give a folder, or connect to the Hub"
     ):
         hub.check_available("me/other")
+
+
+def test_the_licence_of_a_model_is_read_from_the_hub_and_then_from_the_cache(tmp_path):
+    (tmp_path / "hub" / "me" / "model").mkdir(parents=True)
+    (tmp_path / "hub" / "me" / "model" / "README.md").write_text("---\nlicense: mit\n---\n# a model\n")
+    (tmp_path / "hub" / "me" / "bare").mkdir(parents=True)
+    code = "import sys; from elude_steer.utils.hub import read_license; print(*map(read_license, sys.argv[1:]))"
+    command = ("-c", code, "me/model", "me/bare", "me/none", "toyland/captioner", "bare name")
+    with serve_hub(tmp_path / "hub") as endpoint:
+        done = run_without_network(*command, home=tmp_path / "home", HF_ENDPOINT=endpoint)
+    assert done.stdout.strip() == "{'license': 'mit'} {} {} {} {}", done.stderr
+    done = run_without_network(*command, home=tmp_path / "home", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
+    assert done.stdout.strip() == "{'license': 'mit'} {} {} {} {}", done.stderr

@@ -117,9 +117,9 @@ def test_all_problems_are_reported_together():
         ("tokens.seed: 1.5", "must be a whole number of at least 0, not 1.5."),
         ("tokens.seed: .nan", "must be a whole number of at least 0, not .nan."),
         ("tokens.seed: null", "must be a whole number of at least 0, not null."),
-        ("tokens.per_image: al", "whole number of at least 1 or all, not 'al'. Did you mean 'all'?"),
+        ("tokens.per_image: al", "whole number of at least 1, all or auto, not 'al'. Did you mean 'all'?"),
         ("tokens.dtype: off", "must be float16 or float32, not off: YAML reads `off` as false."),
-        ("clusters.min_cluster_size: 1", "must be a whole number of at least 2, not 1."),
+        ("clusters.min_cluster_size: 1", "must be a whole number of at least 2 or auto, not 1."),
         ("model.trust_remote_code: 1", "must be true or false, not 1."),
         ('model.trust_remote_code: "true"', 'YAML reads `"true"` as text: write true.'),
     ],
@@ -324,7 +324,7 @@ def test_override_is_as_strict_as_a_file_and_reports_all_problems(small):
         )
     assert [problem.split(": ", 1)[1] for problem in caught.value.problems] == [
         "clusters.topk: no such key in clusters. Did you mean 'top_k'?",
-        "clusters.top_k: must be a whole number of at least 2, not 1.",
+        "clusters.top_k: must be a whole number of at least 2 or auto, not 1.",
         'model.revision: must be text or null, not on: YAML reads `on` as true: write "on" in quotes.',
         "is not an assignment: write section.key=value, such as clusters.top_k=5000.",
         "is not an assignment: write section.key=value, such as clusters.top_k=5000.",
@@ -357,7 +357,7 @@ def test_all_problems_of_a_document_are_reported_together():
     assert invalid(AtlasSpec(" ", ModelSpec("x", "y", revision="None"), clusters=clusters)) == [
         "name: must be text, not ' '.",
         "model.revision: must be text or null, not 'None'.",
-        "clusters.top_k: must be a whole number of at least 2, not 1.",
+        "clusters.top_k: must be a whole number of at least 2 or auto, not 1.",
         "clusters.backend: must be auto, exact, fast, hdbscan or cuml, not 'hdbscn'. Did you mean 'hdbscan'?",
         "clusters.min_samples: must be a whole number of at least 1 or null, not True.",
     ]

@@ -298,7 +298,8 @@ class Comparison:
 
     def _check_work(self) -> None:
         """Refuse a folder that holds another comparison, whose files have the same names."""
-        made_of = make_key(self.vlm.fingerprint(), self.vocabulary.encoder.key, asdict(self.spec), versions())
+        recipe = {name: part for name, part in asdict(self.spec).items() if name != "license"}  # changes no number
+        made_of = make_key(self.vlm.fingerprint(), self.vocabulary.encoder.key, recipe, versions())
         about = {**self.size.to_dict(), "methods": list(METHODS), "made of": made_of}
         path, text = self.work / "size.json", json.dumps(about, indent=1)
         if path.exists() and path.read_text(encoding="utf-8") != text:
