@@ -2,10 +2,10 @@
 
 Only the projector and the language model are trained, from features that were computed once, in three phases. First the
 projector alone learns which words the captions of a photo have, so that patches enter the language model as the words
-that name them; this costs a twentieth of a pass with the language model. Then both learn the captions. The five captions
-of a photo are packed behind one image prefix: each sees the prefix and itself. At first a photo shows a random part of
-its patches, at their own positions, which is faster and keeps the model from learning photos by heart. Half of the time
-it is its mirror image.
+that name them; such a pass costs a twentieth of one with the language model. Then both learn the captions. The five
+captions of a photo are packed behind one image prefix: each sees the prefix and itself. At first a photo shows a random
+part of its patches, at their own positions, which is faster and keeps the model from learning photos by heart. Half of
+the time it is its mirror image.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Schedule:
 
 WORDS = Schedule(passes=8, peak=2e-3, shown=0.6, seed=4, size=50, warmup=50)
 PHASES = {
-    "some of the patches": Schedule(passes=6, peak=2e-3, shown=0.5, seed=1),
+    "some of the patches": Schedule(passes=8, peak=2e-3, shown=0.5, seed=1),
     "all patches": Schedule(passes=1, peak=6e-4, shown=1.0, seed=2, warmup=20),
 }
 
@@ -176,7 +176,7 @@ PHASES = {
 class Patches:
     """The patches of photos or of their mirror images, each channel with mean 0 and deviation 1.
 
-    The channels of the stream differ in size by a factor of a hundred. `fold` puts the change of scale into the projector.
+    The channels of the stream differ in size by a factor of a hundred; `fold` puts the scaling into the projector.
     """
 
     def __init__(self, features: Sequence[np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 
 from elude_steer import toyland
 from elude_steer.atlas.build.activation_cache import ActivationCache
-from elude_steer.models.images import Item, image_set
+from elude_steer.evaluation.compare.image_activations import ImageActivations
+from elude_steer.models.images import image_set
 from elude_steer.models.vlm import Vlm
 from elude_steer.toyland.scenes import CLUTTER
 from elude_steer.utils.files import read_array, write_array
@@ -20,20 +21,14 @@ from elude_steer.utils.progress import track
 
 
 @dataclass(frozen=True, eq=False)
-class SceneActivations:
-    """Some scenes of one seed.
+class SceneActivations(ImageActivations):
+    """Some scenes of one seed; sets of one seed share the files of their cache.
 
     Attributes:
-        cache: the layer's inputs and the residual stream, in float16; sets of one seed share their files.
-        items: the scenes, as items of an image set.
-        vectors: `(images, d)` embeddings of the scenes by the dual encoder.
         shown: `(tokens,)` what each token shows, one scene after the other.
         counts: `(images,)` number of tokens of each scene.
     """
 
-    cache: ActivationCache
-    items: Sequence[Item]
-    vectors: np.ndarray
     shown: np.ndarray
     counts: np.ndarray
 
@@ -58,21 +53,6 @@ class SceneActivations:
             for name, path in paths.items():
                 write_array(path, np.concatenate(rows[name]))
         return cls(cache, items, *map(read_array, paths.values()))
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def layer_inputs(self) -> Iterator[torch.Tensor]:
-        """The layer's inputs of one scene after the other, `(tokens, d_in)` float32."""
-        for item in track(self.items, "reading", "scenes"):  # one by one: a batch of several rounds differently
-            for _, inputs in self.cache.layer_inputs([item]):
-                yield inputs.flatten(0, 1).float()
-
-    def activations(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs `(tokens, d_in)` and stream `(tokens, d_out)` of one scene after the other, float32."""
-        for item in track(self.items, "reading", "scenes"):
-            for _, (inputs, stream) in self.cache.activations([item]):
-                yield inputs.flatten(0, 1).float(), stream.flatten(0, 1).float()
 
     def shown_by_image(self) -> Iterator[np.ndarray]:
         """What the tokens of one scene after the other show, `(tokens,)`."""
