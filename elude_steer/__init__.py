@@ -28,7 +28,7 @@ _PUBLIC = {
     "EludeSteerWarning": "errors",
 }
 # name -> module that is the value itself
-_NAMESPACES = {"specs": "specs", "hooks": "models.hooks", "toyland": "toyland"}
+_NAMESPACES = {"specs": "specs", "hooks": "models.hooks", "toyland": "toyland", "photoland": "photoland"}
 # names that were public before they moved to a namespace
 _ALIASES = dict.fromkeys(
     ("AtlasSpec", "TokensSpec", "ClustersSpec", "SplitSpec", "ReferencesSpec", "LabelsSpec", "MatcherSpec"), "specs"

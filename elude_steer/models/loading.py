@@ -16,6 +16,7 @@ from elude_steer.errors import EludeSteerError, ModelError
 from elude_steer.specs import DTYPES
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.hub import check_available, why_unreachable
+from elude_steer.utils.terms import show_terms
 
 
 def load_pretrained(
@@ -138,6 +139,7 @@ def _from_pretrained(
     """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
     source = resolve_id(model_id)
     check_available(source)
+    show_terms(source)
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-WORLDS = ("toyland",)  # sub-packages with models and an atlas of their own
+WORLDS = ("toyland", "photoland")  # sub-packages with models and an atlas of their own
 REPORT_ENDINGS = (".html", ".htm")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
