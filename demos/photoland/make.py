@@ -85,8 +85,7 @@ def main() -> None:
     out, steps = options.out or options.work / "models", options.only or STEPS
     onnx = options.tower or get_part(TOWER, options.work)
     photos = read_photos(options.flickr8k, "train")
-    path = out / "training.json"
-    report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    report: dict[str, Any] = {}
     if "features" in steps:
         features_of("train", photos, onnx, options.work)
     if "captioner" in steps:
@@ -98,7 +97,9 @@ def main() -> None:
         for split in ("train", "dev", "test"):
             write_captions(read_photos(options.flickr8k, split), options.work / "photos" / split)
     report["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
-    text = json.dumps(report, indent=1, sort_keys=True, default=float)
+    path = out / "training.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    text = json.dumps({**before, **report}, indent=1, sort_keys=True, default=float)
     write_file(path, lambda file: file.write(text.encode()))
 
 
