@@ -59,20 +59,14 @@ STEERED = ("ELUDe (gap)", "raw units", "random split", "TopK SAE")
 STRONGEST, SHARED = 20, 10  # photos of a latent, and how many of them must show one concept
 SEED = 42
 
-_SCALE = {"mode": ("scale",), "kappa": (2, 8, 24), "by": ("score",)}
-_PLACE = {"mode": ("place",), "level": ("stream",), "smooth": (True,), "by": ("score",), "gamma": (-5,), "nu": (100,)}
-GRIDS: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
-    ("scale", "remove"): {**_SCALE, "gamma": (-5, -20, -50), "nu": (30, "all")},
-    ("scale", "replace"): {**_SCALE, "gamma": (-20,), "alpha": (5, 20, 50), "nu": (30, "all")},
-    ("place", "remove"): {
-        **_PLACE,
-        "beta": (2,),
-        "reach": (1, 3),
-        "fill": (0, 40),
-        "kappa": (2, 8, 24),
-        "fit": (0.35,),
-    },
-    ("place", "replace"): {**_PLACE, "beta": (2,), "reach": (1, 2, 4), "kappa": (2, 8, 24), "fit": (0, 0.35)},
+_SCALE = {"mode": ("scale",), "kappa": (2, 8), "nu": (30, "all"), "by": ("score",)}
+_PLACE = {"mode": ("place",), "kappa": (2, 8), "fit": (0, 0.35), "reach": (1, 2, 4), "beta": (2,), "gamma": (-5,)}
+_PLACE |= {"nu": (100,), "level": ("stream",), "smooth": (True,), "by": ("score",)}  # a photo has 100 patches
+GRIDS: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {  # 12 points each
+    ("scale", "remove"): {**_SCALE, "gamma": (-5, -20, -50)},
+    ("scale", "replace"): {**_SCALE, "gamma": (-20,), "alpha": (5, 20, 50)},
+    ("place", "remove"): {**_PLACE, "fill": (0,)},
+    ("place", "replace"): _PLACE,
 }
 
 
