@@ -4,8 +4,10 @@ Only the projector and the language model are trained, from features that were c
 projector alone learns which words the captions of a photo have, so that patches enter the language model as the words
 that name them; such a pass costs a twentieth of one with the language model. Then both learn the captions. The five
 captions of a photo are packed behind one image prefix: each sees the prefix and itself. At first a photo shows a random
-part of its patches, at their own positions, which is faster and keeps the model from learning photos by heart. Half of
-the time it is its mirror image.
+part of its patches, at their own positions, which is faster; half of the time it is its mirror image.
+
+6,000 photos are soon learnt by heart: with little dropout, eight passes brought the loss of training photos down to 1.4
+and that of others up to 2.9. Hence few passes, dropout of channels, of projected patches and of words.
 """
 
 from __future__ import annotations
@@ -166,11 +168,13 @@ class Schedule:
             yield number, order[number * self.size : (number + 1) * self.size].tolist()
 
 
-WORDS = Schedule(passes=8, peak=2e-3, shown=0.6, seed=4, size=50, warmup=50)
+WORDS = Schedule(passes=5, peak=2e-3, shown=0.5, seed=4, size=50, warmup=50)
 PHASES = {
-    "some of the patches": Schedule(passes=8, peak=2e-3, shown=0.5, seed=1),
-    "all patches": Schedule(passes=1, peak=6e-4, shown=1.0, seed=2, warmup=20),
+    "some of the patches": Schedule(passes=3, peak=1.5e-3, shown=0.4, seed=1, warmup=50),
+    "all patches": Schedule(passes=1, peak=5e-4, shown=1.0, seed=2, warmup=20),
 }
+# Shares that are left out in training: channels of a patch, projected values, words that a caption sees of itself.
+CHANNELS_OUT, VALUES_OUT, WORDS_OUT = 0.1, 0.2, 0.1
 
 
 class Patches:
@@ -220,7 +224,7 @@ class WordLoss(nn.Module):
     def forward(self, batch: Sequence[int], *, shown: float, rng: np.random.Generator) -> torch.Tensor:
         """The loss of a batch of photos."""
         values, _ = self.patches.take(batch, shown, rng)
-        tokens = F.normalize(self.projector(values), dim=-1)
+        tokens = F.normalize(self.projector(F.dropout(values, CHANNELS_OUT, self.training)), dim=-1)
         scores = self.scale * (tokens @ F.normalize(self.embed(self.words), dim=-1).T)  # (photos, patches, words)
         strongest = scores.logsumexp(1) - np.log(scores.shape[1])
         losses = F.binary_cross_entropy_with_logits(strongest + self.bias, self.shares[batch], reduction="none")
@@ -246,14 +250,17 @@ class CaptionLoss:
         before, after = self._prompt(prompt)
         captions = [self.captions[i] for i in batch]
         tokens, groups, places = self._pack(captions, len(before) + PATCHES + len(after), after[-1])
-        embed = inner.language_model.embed_tokens
+        embed, training = inner.language_model.embed_tokens, self.model.training
+        unseen = (torch.rand(tokens.shape) < WORDS_OUT) & training
         rows = len(batch)
         inputs = torch.cat(
             [
                 embed(before).expand(rows, -1, -1),
-                F.dropout(inner.multi_modal_projector(patches), 0.1, self.model.training),
+                F.dropout(
+                    inner.multi_modal_projector(F.dropout(patches, CHANNELS_OUT, training)), VALUES_OUT, training
+                ),
                 embed(after[:-1]).expand(rows, -1, -1),
-                embed(tokens),
+                embed(tokens.masked_fill(unseen, self.tokenizer.unk_token_id)),
             ],
             1,
         )
@@ -269,8 +276,8 @@ class CaptionLoss:
         ).last_hidden_state[:, prefix:]
         targets = self._targets(tokens, groups)
         counted = targets >= 0
-        logits = self.model.lm_head(F.dropout(hidden[counted], 0.1, self.model.training))
-        return F.cross_entropy(logits, targets[counted], label_smoothing=0.1 if self.model.training else 0.0)
+        logits = self.model.lm_head(F.dropout(hidden[counted], VALUES_OUT, training))
+        return F.cross_entropy(logits, targets[counted], label_smoothing=0.1 if training else 0.0)
 
     def _prompt(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         head, tail = f"<|im_start|>user <image> {prompt}<|im_end|><|im_start|>assistant".split("<image>")
@@ -333,6 +340,7 @@ def train(
     named = WordLoss(model, words, photos, patches)
 
     def word_loss(step: int, batch: list[int]) -> torch.Tensor:
+        torch.manual_seed(1_000_000 * WORDS.seed + step)
         return named(batch, shown=WORDS.shown, rng=np.random.default_rng([WORDS.seed, step, 7]))
 
     phases = {"words": train_networks("captioner, words", {"words": named}, WORDS, word_loss, work / "words.pt", log)}

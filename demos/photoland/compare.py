@@ -53,7 +53,7 @@ from elude_steer.utils.parallel import worker_group
 
 SPEC = Path(__file__).parent / "atlas.yaml"
 # The smallest cluster of each expansion; the first is that of the shipped atlas.
-EXPANSIONS = {"small": 20, "large": 8}
+EXPANSIONS = {"small": 20, "large": 6}
 METHODS = ("ELUDe (gap)", "ELUDe (unique)", "raw units", "random split", "k-means", "TopK SAE", "archetypal SAE")
 STEERED = ("ELUDe (gap)", "raw units", "random split", "TopK SAE")
 STRONGEST, SHARED = 20, 10  # photos of a latent, and how many of them must show one concept
