@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder for the screenshots")
     options: Any = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    with serve_demo() as (address, _), chromium() as browser:
+    with serve_demo("--atlas", "toyland") as (address, _), chromium() as browser:
         for width, size in (("wide", WIDE), ("phone", PHONE)):
             for scheme in ("light", "dark"):
                 visitor = Visitor(browser, address, size=size, scheme=scheme, touch=size == PHONE)

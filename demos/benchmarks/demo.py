@@ -42,7 +42,7 @@ def measure_start(browser: Any, rounds: int) -> dict[str, float]:
         subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
-        with serve_demo() as (address, _):
+        with serve_demo("--atlas", "toyland") as (address, _):
             visitor = Visitor(browser, address)
             visitor.page.locator("#press").click(trial=True)  # waits until the button can be clicked
             ready.append(time.perf_counter() - start)
@@ -174,7 +174,7 @@ def main() -> None:
     found: dict[str, object] = {}
     with chromium() as browser:
         found |= measure_start(browser, options.rounds)
-        with serve_demo() as (address, process):
+        with serve_demo("--atlas", "toyland") as (address, process):
             time.sleep(3)
             found |= measure_edits(browser, address, options.presses)
             found |= measure_load(address, process.pid, options.clients, options.seconds)

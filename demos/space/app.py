@@ -1,4 +1,4 @@
-"""The page of `elude-steer demo` for toyland as a Hugging Face Space, with its functions as an MCP server.
+"""The pages of `elude-steer demo` as a Hugging Face Space, one for each atlas of the package, and an MCP server.
 
     python demos/space/app.py
 
@@ -14,9 +14,11 @@ except ImportError:
     spaces = None
 
 from elude_steer import Steerer
+from elude_steer.atlas.manifest import list_shipped
 from elude_steer.demo import launch
 
 # Requests reach a Space through proxies with private addresses. Without their header, all visitors would count as one.
 os.environ.setdefault("FORWARDED_ALLOW_IPS", "127.0.0.1,10.0.0.0/8")
 
-launch.serve(Steerer.load("toyland"), browse=False, mcp=True, gpu=spaces.GPU if spaces else None)
+steerers = [Steerer.load(name) for name in list_shipped()]
+launch.serve(steerers, browse=False, mcp=True, gpu=spaces.GPU if spaces else None)

@@ -95,10 +95,14 @@ def list_atlases() -> Iterator[tuple[str, Path]]:
         if (path / MANIFEST).is_file() and not is_leftover(path):
             names.add(path.name)
             yield path.name, path
-    for world in WORLDS:
-        embedded = Path(resolve_id(f"{world}/atlas"))
-        if (embedded / MANIFEST).is_file() and world not in names:
-            yield world, embedded
+    for world in list_shipped():
+        if world not in names:
+            yield world, Path(resolve_id(f"{world}/atlas"))
+
+
+def list_shipped() -> list[str]:
+    """Names of the atlases that come with the package, the default one first."""
+    return [world for world in WORLDS if (Path(resolve_id(f"{world}/atlas")) / MANIFEST).is_file()]
 
 
 def find_atlas(name: str | Path) -> Path | None:

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, require_model, with_options
 
 
+def _require_atlases(context: click.Context, option: click.Parameter, atlases: tuple[str, ...]) -> tuple[str, ...]:
+    """The given atlases, or those that come with the package; refuses what cannot be loaded, and repetitions."""
+    from elude_steer.atlas.manifest import list_shipped, locate_atlas
+
+    seen = set()
+    for atlas in atlases:
+        require_atlas(context, option, atlas)
+        if (folder := locate_atlas(atlas)[0]) in seen:
+            raise click.BadParameter(f"atlas '{atlas}' is given twice; name each atlas once.")
+        seen.add(folder)
+    return atlases or tuple(list_shipped())
+
+
 @click.command()
 @click.option(
-    "--atlas", callback=require_atlas, default="toyland", show_default=True, help="A folder, a name, or a Hub id."
+    "--atlas",
+    "atlases",
+    callback=_require_atlases,
+    multiple=True,
+    help="A folder, a name, or a Hub id; repeat it for a page each [default: all that come with the package].",
 )
-@click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
+@click.option("--model", callback=require_model, help="Another copy of the model, for one atlas [default: its own].")
 @with_options(*LOADING)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to serve; the default is this machine alone."
@@ -22,7 +41,7 @@ from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, r
 @click.option("--mcp", is_flag=True, help="Serve the page's functions as tools for language models, too (MCP).")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def demo(
-    atlas: str,
+    atlases: tuple[str, ...],
     model: str | None,
     device: str | None,
     threads: int | None,
@@ -35,10 +54,11 @@ def demo(
     mcp: bool,
     no_browser: bool,
 ) -> None:
-    """Open a page on which to steer captions and browse an atlas (needs the extra `demo`).
+    """Open a page on which to steer captions and browse atlases (needs the extra `demo`).
 
     \b
     elude-steer demo
+    elude-steer demo --atlas toyland --atlas my-atlas
     elude-steer demo --atlas my-atlas --device cuda --auth me:secret
     elude-steer demo --mcp --no-browser
     """  # noqa: D301
@@ -50,18 +70,19 @@ def demo(
     name, colon, password = (auth or "").partition(":")
     if auth is not None and not (name and colon and password):
         raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
-    read_defaults(atlas)  # refuses an atlas that cannot be steered
+    if model is not None and len(atlases) > 1:
+        raise SpecError(f"--model is for one atlas, not for {', '.join(atlases)}; choose one: --atlas {atlases[0]}.")
+    for atlas in atlases:
+        read_defaults(atlas)  # refuses an atlas that cannot be steered
     optional.require("gradio", "the demo")
     check_mcp(mcp, auth)
     from elude_steer.demo.launch import serve
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
-    steerer = Steerer.load(
-        atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
-    )
+    load = partial(Steerer.load, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code)
     serve(
-        steerer,
+        [load(atlas, model=model) for atlas in atlases],
         host=host,
         port=port,
         share=share,

@@ -1,16 +1,18 @@
 """The page for programs: steering and the list of concepts, over HTTP and as tools of an MCP server.
 
-Gradio describes both functions to clients by their annotations and docstrings.
+Gradio describes both functions to clients by their annotations and docstrings. With several atlases, those of the first
+are `steer` and `concepts`, and those of any other `steer_NAME` and `concepts_NAME`.
 """
 
 import base64
 import binascii
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from elude_steer.demo.access import rate_limit_key
+from elude_steer.demo.pages import Page
 from elude_steer.demo.presenter import Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.session import EditRequest, ImageFile
@@ -21,8 +23,8 @@ _MAX_WAITING = 8  # calls at a time; each waits in a thread, of which Gradio has
 _FILE_ROUTE = "/gradio_api/file="
 
 
-def add_functions(gr: Any, app: Any, presenter: Presenter, rate_limit: RateLimit | None) -> None:
-    """Add the functions to a Gradio app, inside its context.
+def add_functions(gr: Any, app: Any, pages: Sequence[Page], rate_limit: RateLimit | None) -> None:
+    """Add the functions of all pages to a Gradio app, inside its context. The limits hold for all pages together.
 
     They are not queued: Gradio's MCP server calls queued functions through a connection of its own, which hides the
     caller's address from the rate limit.
@@ -36,7 +38,7 @@ def add_functions(gr: Any, app: Any, presenter: Presenter, rate_limit: RateLimit
 
     free = threading.BoundedSemaphore(_MAX_WAITING)
 
-    def answer(request: Any, job: Callable[[], T]) -> T:
+    def answer(request: Any, presenter: Presenter, job: Callable[[], T]) -> T:
         try:
             if rate_limit:
                 rate_limit.check(rate_limit_key(request))
@@ -48,6 +50,17 @@ def add_functions(gr: Any, app: Any, presenter: Presenter, rate_limit: RateLimit
                 free.release()
         except EludeSteerError as error:
             raise Refusal(str(error), print_exception=False) from error
+
+    for page in pages:
+        for function in _make_functions(gr, app, page.presenter, answer):
+            if len(pages) > 1:
+                function.__doc__ = _describe(function.__doc__ or "", page)
+            function.__name__ += page.suffix  # Gradio names tools by it, and functions for its clients by api_name
+            gr.api(function, api_name=function.__name__, queue=False)
+
+
+def _make_functions(gr: Any, app: Any, presenter: Presenter, answer: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The functions of one page; `answer(request, presenter, job)` runs a job within the limits."""
 
     def steer(  # noqa: D417 - Gradio passes the request
         request: gr.Request,
@@ -85,7 +98,7 @@ def add_functions(gr: Any, app: Any, presenter: Presenter, rate_limit: RateLimit
             result = presenter.steer(edit)
             return str(result.baseline), result.caption, "\n".join([str(result.plan), *result.notes])
 
-        return answer(request, compute)
+        return answer(request, presenter, compute)
 
     def concepts(request: gr.Request, like: str = "", limit: int = 50) -> list[str]:  # noqa: D417
         """List concepts that the atlas of this model knows, for the arguments minus and plus of steer.
@@ -97,10 +110,16 @@ def add_functions(gr: Any, app: Any, presenter: Presenter, rate_limit: RateLimit
         Returns:
             the concepts
         """
-        return answer(request, lambda: presenter.list_concepts(_read_text("like", like), limit))
+        return answer(request, presenter, lambda: presenter.list_concepts(_read_text("like", like), limit))
 
-    for function in (steer, concepts):
-        gr.api(function, api_name=function.__name__, queue=False)
+    return [steer, concepts]
+
+
+def _describe(docstring: str, page: Page) -> str:
+    """The docstring of a function of one of several pages: it names the atlas and the page's other function."""
+    for other in ("the tool concepts", "minus and plus of steer"):
+        docstring = docstring.replace(other, other + page.suffix)
+    return f"Atlas '{page.name}'. {docstring}"
 
 
 def open_argument(app: Any, presenter: Presenter, image: Any) -> ImageFile:

@@ -1,7 +1,8 @@
 """The page of `elude-steer demo`: one tab to steer captions by concepts, one to browse the atlas.
 
 This module lays out the page in Gradio and connects its events; `presenter` computes what they answer. The page loads
-nothing from other hosts, and every visitor has a separate session.
+nothing from other hosts, and every visitor has a separate session. Several atlases have a page each: the browser loads
+one at a time, so that all of them use the same element ids and scripts.
 """
 
 import html
@@ -12,7 +13,8 @@ from typing import Any
 
 from elude_steer.demo import api, components, html_parts
 from elude_steer.demo.access import rate_limit_key, visitor_id
-from elude_steer.demo.presenter import HINTS, TUNABLE, Presenter
+from elude_steer.demo.pages import Page, make_pages, page_links
+from elude_steer.demo.presenter import HINTS, TUNABLE, WORKERS, Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.recipes import describe_ignored, edit_name, read_recipe
 from elude_steer.demo.session import MAX_WORDS, EditRequest, ImageState
@@ -27,34 +29,44 @@ _UNDOCUMENTED = {"api_visibility": "undocumented"}  # callable, but no tools: th
 _ADD_MARK = "(state, mark, ...rest) => [state, window.eludeSteerMark(), ...rest]"
 
 
-def make_app(presenter: Presenter, *, rate_limit: RateLimit | None = None) -> Any:
+def make_app(*presenters: Presenter, rate_limit: RateLimit | None = None) -> Any:
     """Build the page as a Gradio app; `serve` launches it.
 
     Args:
-        presenter: answers the page's requests.
-        rate_limit: bounds how often visitors may run the model; by default there is no limit.
+        presenters: answer the requests, each of the page of one atlas.
+        rate_limit: bounds how often visitors may run the models; by default there is no limit.
     """
     gr = optional.require("gradio", "the demo")
-    atlas, name = presenter.steerer.atlas, Path(presenter.steerer.vlm.id).name or "model"
-    about = f"{name} · atlas {atlas.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
+    pages = make_pages(presenters, reserved=gr.routes.INTERNAL_ROUTES)
     # Uploaded files are deleted after an hour; images in use are in memory by then.
     with gr.Blocks(title="elude_steer", analytics_enabled=False, delete_cache=(600, 3600)) as app:
-        components.static_html(
-            "head",
-            "<h1>elude_steer</h1><p>Name a concept, change what the model says.</p>"
-            f'<p class="about">{html.escape(about)}</p>',
-        )
-        with gr.Tabs():
-            with gr.Tab("Steer", id="steer"):
-                _steer_tab(gr, presenter, rate_limit)
-            with gr.Tab("Explore", id="explore"):
-                _explore_tab(gr, presenter)
-        app.unload(_make_stop(gr, presenter))
-        api.add_functions(gr, app, presenter, rate_limit)
+        _fill_page(gr, pages, pages[0], rate_limit)
+        app.unload(_make_stop(gr, *presenters))
+        api.add_functions(gr, app, pages, rate_limit)
+    for page in pages[1:]:
+        with app.route(page.name, page.path):
+            _fill_page(gr, pages, page, rate_limit)
     return app
 
 
-def _steer_tab(gr: Any, presenter: Presenter, rate_limit: RateLimit | None) -> None:
+def _fill_page(gr: Any, pages: Sequence[Page], page: Page, rate_limit: RateLimit | None) -> None:
+    presenter, links = page.presenter, page_links(pages, page)
+    atlas, model = presenter.steerer.atlas, Path(presenter.steerer.vlm.id).name or "model"
+    about = f"{model} · atlas {page.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
+    components.static_html(
+        "head",
+        f"<h1>elude_steer</h1><p>Name a concept, change what the model says.</p>{links}"
+        f'<p class="about">{html.escape(about)}</p>',
+    )
+    with gr.Tabs():
+        with gr.Tab("Steer", id="steer"):
+            _steer_tab(gr, page, rate_limit)
+        with gr.Tab("Explore", id="explore"):
+            _explore_tab(gr, presenter)
+
+
+def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
+    presenter = page.presenter
     first = presenter.open_example(0) if presenter.examples else ImageState()
     state = gr.State(first)
     with gr.Row(equal_height=False):
@@ -168,25 +180,28 @@ def _steer_tab(gr: Any, presenter: Presenter, rate_limit: RateLimit | None) -> N
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
         notes = [f"Loaded the first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
-        notes += describe_ignored(recipe, TUNABLE, presenter.atlas_settings, presenter.steerer.atlas.name)
+        notes += describe_ignored(recipe, TUNABLE, presenter.atlas_settings, presenter.name)
         notes += ["The edit has a region: mark it."] if recipe.steps[0].region else []
         return fill_in(state, recipe, 0, " ".join([*notes, "Upload its image, and press Steer."]))
 
     # Handlers return every value, changed or not: each `gr.skip` makes Gradio create components that it never frees.
     inputs, answer_outputs = [state, mark, *fields], [state, viewer, edits, sub_units, export, answer]
-    heavy = {"concurrency_limit": 2, "concurrency_id": "model", "js": _ADD_MARK, "show_progress_on": [answer]}
+    heavy = {"concurrency_limit": WORKERS, "concurrency_id": "model"}  # of all pages together
+    heavy |= {"js": _ADD_MARK, "show_progress_on": [answer]}
     heavy |= {"trigger_mode": "multiple"}  # the latest request counts and stops the one before it
     heavy_internal = {**heavy, "api_visibility": "private"}
     all_outputs = [*answer_outputs, trials, details, *fields]
-    steered = steer_button.click(steer_image, inputs, answer_outputs, **heavy, api_name="press", **_UNDOCUMENTED)
+    press, bring, find = (f"{name}{page.suffix}" for name in ("press", "bring", "find_settings"))
+    steered = steer_button.click(steer_image, inputs, answer_outputs, **heavy, api_name=press, **_UNDOCUMENTED)
     examples.select(choose_example, [state, *fields], all_outputs, **_INTERNAL)
     upload_inputs = [upload, state, trials, details, *fields]
-    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name="bring", **_UNDOCUMENTED)
+    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name=bring, **_UNDOCUMENTED)
     edited = edits.select(choose_edit, None, all_outputs, **_INTERNAL)
     edited = edited.then(steer_image, inputs, answer_outputs, **heavy_internal)
     shipped.input(choose_shipped, shipped, all_outputs, **_INTERNAL)
     recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)
-    tuned = tune.click(find_settings, inputs, trials, **{**heavy, "show_progress_on": [trials]}, **_UNDOCUMENTED)
+    heavy |= {"show_progress_on": [trials]}
+    tuned = tune.click(find_settings, inputs, trials, **heavy, api_name=find, **_UNDOCUMENTED)
     used = trials.select(use_trial, None, values, **_INTERNAL).then(
         steer_image, inputs, answer_outputs, **heavy_internal
     )
@@ -232,11 +247,12 @@ def _make_show_details(gr: Any, presenter: Presenter) -> Callable[..., str]:
     return show_details
 
 
-def _make_stop(gr: Any, presenter: Presenter) -> Callable[..., None]:
+def _make_stop(gr: Any, *presenters: Presenter) -> Callable[..., None]:
     """The handler that stops the request of a visitor who pressed Stop or left."""
 
     def stop(request: gr.Request) -> None:
-        presenter.stop(visitor_id(request))
+        for presenter in presenters:
+            presenter.stop(visitor_id(request))
 
     return stop
 

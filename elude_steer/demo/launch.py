@@ -6,12 +6,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.manifest import list_atlases
 from elude_steer.demo import components
 from elude_steer.demo.access import LOCAL_HOSTS, check_mcp
 from elude_steer.demo.app import make_app
-from elude_steer.demo.presenter import Decorator, Presenter
+from elude_steer.demo.presenter import WORKERS, Decorator, Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.recipes import Example, shipped_examples
 from elude_steer.errors import SpecError
@@ -20,7 +23,7 @@ from elude_steer.utils import optional
 
 
 def serve(
-    steerer: Steerer,
+    steerer: Steerer[Atlas] | Sequence[Steerer[Atlas]],
     *,
     examples: Sequence[Example] | None = None,
     host: str | None = None,
@@ -36,8 +39,8 @@ def serve(
     """Serve the page and return its Gradio app.
 
     Args:
-        steerer: the model and the atlas.
-        examples: images with recipes to choose from; by default the shipped recipes for the atlas.
+        steerer: the model and the atlas; or several, each of which gets a page. The first is at the address itself.
+        examples: images with recipes to choose from; by default the shipped recipes for the atlas. Only for one atlas.
         host: the address to listen on; by default GRADIO_SERVER_NAME, or else this machine only. If other machines can
             reach it, uploads are limited to 5 MB and visitors to 20 requests a minute.
         port: by default the first free one from 7860 on.
@@ -54,9 +57,8 @@ def serve(
     host = host or os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     _check_host(host)  # with a wrong address Gradio would wait forever
     public = share or host not in LOCAL_HOSTS
-    examples = shipped_examples(steerer.atlas.name) if examples is None else examples
-    presenter = Presenter(steerer, examples, public=public, gpu=gpu)
-    app = make_app(presenter, rate_limit=RateLimit(20, 120) if public else None)
+    presenters = _make_presenters(steerer, examples, public, gpu)
+    app = make_app(*presenters, rate_limit=RateLimit(20, 120) if public else None)
     # Few requests run at a time; when the queue is full, Gradio tells the visitor.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
     try:
@@ -67,7 +69,7 @@ def serve(
             auth=auth,
             inbrowser=browse,
             prevent_thread_lock=True,
-            max_file_size=presenter.max_bytes,
+            max_file_size=presenters[0].max_bytes,
             css=components.read_asset("style.css"),
             theme=gr.themes.Base(  # system fonts only: any other would be loaded from another host
                 primary_hue="indigo",
@@ -88,12 +90,47 @@ def serve(
         app.close()
         raise SpecError(f"the page is served, but not as an MCP server ({app.mcp_error}); leave out --mcp.")
     if gpu is None:  # one that is lent for each request is not there before the first
-        threading.Thread(target=presenter.run_in_worker, args=(presenter.warm_up,), daemon=True).start()
+        threading.Thread(target=_warm_up, args=(presenters,), daemon=True).start()
     if on_ready is not None:
         on_ready(shared or address)
     if wait:
         app.block_thread()
     return app
+
+
+def _make_presenters(
+    steerer: Steerer[Atlas] | Sequence[Steerer[Atlas]],
+    examples: Sequence[Example] | None,
+    public: bool,
+    gpu: Decorator | None,
+) -> list[Presenter]:
+    """A presenter for each steerer. Together they run as many requests at a time as one alone."""
+    if isinstance(steerer, Steerer):
+        examples = shipped_examples(steerer.atlas.name) if examples is None else examples
+        return [Presenter(steerer, examples, public=public, gpu=gpu)]
+    if not steerer or examples is not None:
+        raise SpecError("serve needs a steerer, or several without examples: serve([one, two]).")
+    if len(steerer) == 1:
+        return _make_presenters(steerer[0], None, public, gpu)
+    workers = ThreadPoolExecutor(WORKERS)
+    return [
+        Presenter(
+            one, shipped_examples(one.atlas.name), public=public, gpu=gpu, name=_listed_name(one.atlas), workers=workers
+        )
+        for one in steerer
+    ]
+
+
+def _listed_name(atlas: Atlas) -> str:
+    """What `elude-steer atlases list` calls an atlas: a copy is listed by its folder. Others have their own name."""
+    own = atlas.folder and atlas.folder.resolve()
+    return next((name for name, folder in list_atlases() if folder.resolve() == own), atlas.name)
+
+
+def _warm_up(presenters: Sequence[Presenter]) -> None:
+    """Warm up one model after the other, so that one worker stays free for visitors."""
+    for presenter in presenters:
+        presenter.run_in_worker(presenter.warm_up)
 
 
 def _check_host(host: str) -> None:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 HINTS = demo_hints()  # a line for each setting that the page shows
 TUNABLE = tuple(HINTS)
+WORKERS = 2  # requests that run at a time
 
 
 class Presenter:
@@ -43,6 +44,8 @@ class Presenter:
         public: whether strangers can reach the page. Their images may have at most 20 million pixels, and exported
             recipes do not reveal the folder of the atlas.
         gpu: decorates the functions that run the model, such as `spaces.GPU`, which runs them in another process.
+        name: what the page calls the atlas; by default the atlas's own name.
+        workers: the threads for heavy work, which several presenters may share; by default two of its own.
     """
 
     def __init__(
@@ -52,20 +55,23 @@ class Presenter:
         *,
         public: bool = False,
         gpu: Decorator | None = None,
+        name: str | None = None,
+        workers: ThreadPoolExecutor | None = None,
     ) -> None:
         self.steerer, self.examples = steerer, tuple(examples)
+        self.name = name or steerer.atlas.name
         self._steer = self._steer_here if gpu is None else _run_on(gpu, self._steer_here)
         self._find_settings = self._find_settings_here if gpu is None else _run_on(gpu, self._find_settings_here)
         self.max_pixels = 20_000_000 if public else MAX_PIXELS
         self.max_bytes = (5 if public else 50) * 2**20
-        self.atlas = steerer.atlas.name if public else atlas_reference(steerer)
+        self.atlas = self.name if public else atlas_reference(steerer)
         self.reference_images = ReferenceImages(steerer.atlas, steerer.vlm)
         self.atlas_settings = merge_settings(steerer.defaults)
         self.concepts = list(steerer.atlas.require_labels().counts)
         self._running: dict[str, _Request] = {}
         self._image_numbers = itertools.count(1)
-        # Heavy work runs in the same two threads: each thread that runs a model keeps its own memory afterwards.
-        self._workers = ThreadPoolExecutor(2)
+        # Heavy work runs in the same few threads: each thread that runs a model keeps its own memory afterwards.
+        self._workers = workers or ThreadPoolExecutor(WORKERS)
 
     # Running requests
 

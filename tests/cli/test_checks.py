@@ -59,6 +59,12 @@ MISTAKES = [
     ("concepts toyland --like ''", "a concept is a word, not ''"),
     ("atlases check nosuch", "there is no atlas 'nosuch'"),
     ("demo --atlas nosuch", "there is no atlas 'nosuch'"),
+    ("demo --atlas toyland --atlas nosuch", "there is no atlas 'nosuch'"),
+    ("demo --atlas second --atlas home/atlases/second", "atlas 'home/atlases/second' is given twice"),
+    (
+        "demo --atlas toyland --atlas second --model toyland/captioner",
+        "--model is for one atlas, not for toyland, second; choose one: --atlas toyland.",
+    ),
     ("toyland draw made", "'made' already exists and is not an empty folder"),
     ("recipes copy toyland-dog x.txt", "'x.txt' does not end in .yaml or .yml"),
 ]
@@ -86,7 +92,9 @@ def answers(tmp_path_factory):
     """What one process answers to all mistakes, by command; and that it left no files."""
     import json
     import os
+    import shutil
 
+    from elude_steer.atlas.manifest import list_atlases
     from elude_steer.toyland import scenes
 
     folder = tmp_path_factory.mktemp("mistakes")
@@ -94,6 +102,8 @@ def answers(tmp_path_factory):
     (folder / "made" / "notes.txt").write_text("mine")
     (folder / "made" / "old.yaml").write_text("mine")
     next(scene for scene in scenes(1, 20) if scene.image.size == (96, 96)).image.save(folder / "dog.png")
+    (folder / "home" / "atlases" / "second").mkdir(parents=True)  # enough of an atlas for what needs no model
+    shutil.copy(dict(list_atlases())["toyland"] / "manifest.json", folder / "home" / "atlases" / "second")
     before = sorted(path.as_posix() for path in folder.rglob("*"))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

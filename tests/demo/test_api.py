@@ -12,6 +12,7 @@ from PIL import Image
 
 import elude_steer as es
 from elude_steer.demo import access, api
+from elude_steer.demo.pages import make_pages
 from elude_steer.demo.presenter import Presenter
 from elude_steer.demo.rate_limit import RateLimit
 from elude_steer.demo.recipes import shipped_examples
@@ -32,7 +33,7 @@ def uri(path):
 @pytest.fixture(scope="module")
 def address():
     pytest.importorskip("mcp", reason="the MCP server needs mcp: pip install 'elude-steer[mcp]'")
-    with serve_demo("--mcp") as (address, _):
+    with serve_demo("--atlas", "toyland", "--mcp") as (address, _):
         yield address
 
 
@@ -140,13 +141,13 @@ class FakeGradio:
         self.functions = {}
 
     def api(self, function, *, api_name, queue):
-        assert not queue
+        assert not queue and function.__name__ == api_name  # the names of the tool and of the function
         self.functions[api_name] = function
 
 
-def functions_of(presenter, rate_limit=None, uploaded=()):
+def functions_of(*presenters, rate_limit=None, uploaded=()):
     fake = FakeGradio()
-    api.add_functions(fake, SimpleNamespace(upload_file_set=set(uploaded)), presenter, rate_limit)
+    api.add_functions(fake, SimpleNamespace(upload_file_set=set(uploaded)), make_pages(presenters), rate_limit)
     return fake.functions
 
 
@@ -155,7 +156,7 @@ def request_from(host):
 
 
 def test_callers_are_counted_by_their_address(presenter):
-    concepts = functions_of(presenter, RateLimit(1, 3))["concepts"]
+    concepts = functions_of(presenter, rate_limit=RateLimit(1, 3))["concepts"]
     assert concepts(request_from("203.0.113.5"))
     assert concepts(request_from("203.0.113.6"))
     with pytest.raises(gradio.Error, match="1 requests a minute"):
@@ -174,18 +175,38 @@ def test_too_many_calls_at_a_time_are_refused(presenter, monkeypatch):
         return job()
 
     monkeypatch.setattr(presenter, "run_in_worker", wait)
-    concepts = functions_of(presenter)["concepts"]
+    functions = functions_of(presenter, presenter)
+    concepts = functions["concepts"]
     threads = [threading.Thread(target=concepts, args=(request_from("::1"),)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for _ in threads:
         assert entered.acquire(timeout=20)
-    with pytest.raises(gradio.Error, match="too many requests are waiting"):
-        concepts(request_from("::1"))
+    for name in ("concepts", "concepts_toyland_2"):  # of all pages together
+        with pytest.raises(gradio.Error, match="too many requests are waiting"):
+            functions[name](request_from("::1"))
     blocked.set()
     for thread in threads:
         thread.join()
     assert concepts(request_from("::1"))
+
+
+def test_a_caller_has_one_limit_for_the_functions_of_all_pages(presenter):
+    functions = functions_of(presenter, presenter, rate_limit=RateLimit(1, 3))
+    assert list(functions) == ["steer", "concepts", "steer_toyland_2", "concepts_toyland_2"]
+    assert functions["concepts_toyland_2"](request_from("203.0.113.5"))
+    with pytest.raises(gradio.Error, match="1 requests a minute"):
+        functions["concepts"](request_from("203.0.113.5"))
+
+
+def test_the_descriptions_of_several_pages_name_the_atlas_and_their_own_functions(presenter):
+    (alone, _), both = functions_of(presenter).values(), functions_of(presenter, presenter)
+    assert alone.__doc__.startswith("Caption an image")
+    assert both["steer"].__doc__.startswith("Atlas 'toyland'. Caption an image")
+    assert both["steer_toyland_2"].__doc__.startswith("Atlas 'toyland 2'. Caption an image")
+    assert "see the tool concepts for" in both["steer"].__doc__
+    assert "see the tool concepts_toyland_2 for" in both["steer_toyland_2"].__doc__
+    assert "minus and plus of steer_toyland_2." in both["concepts_toyland_2"].__doc__
 
 
 @pytest.mark.parametrize(

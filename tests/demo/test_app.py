@@ -33,7 +33,7 @@ EVIL = "${alert(1)} <script>alert(2)</script> `x` {{y}} \"'"
 
 @pytest.fixture(scope="module")
 def address():
-    with serve_demo() as (address, _):
+    with serve_demo("--atlas", "toyland") as (address, _):
         yield address
 
 
@@ -95,6 +95,14 @@ def test_an_edit_from_start_to_end(visit, steerer):
     visitor.page.locator("#easel .views button").first.click()
     assert len({plain, dog, biker}) == 3
     assert image_source(visitor) == plain
+
+
+def test_a_lone_page_has_no_links_to_others(visit, address):
+    visitor = visit()
+    assert visitor.page.locator("nav").count() == 0
+    with urllib.request.urlopen(address + "config") as answer:
+        functions = {one["api_name"] for one in json.load(answer)["dependencies"]}
+    assert {"press", "bring", "find_settings", "steer", "concepts"} <= functions
 
 
 def test_steering_needs_no_scrolling_on_a_laptop(visit):
@@ -467,7 +475,8 @@ def test_an_incomplete_password_is_refused(auth):
 
 @pytest.fixture(scope="module")
 def slow_address():
-    with serve_demo(command=[sys.executable, "-m", "tests.helpers.slow_demo", "demo", "--no-browser"]) as (address, _):
+    command = [sys.executable, "-m", "tests.helpers.slow_demo", "demo", "--no-browser", "--atlas", "toyland"]
+    with serve_demo(command=command) as (address, _):
         yield address
 
 

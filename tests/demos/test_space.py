@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
+from elude_steer.atlas.manifest import list_shipped
 from tests.demos.test_scripts import DEMOS, WAIT, fetch, isolated_environment
 from tests.helpers.hub import serve_hub
 from tests.helpers.programs import call
@@ -106,7 +107,8 @@ def test_the_space_serves_its_page_and_its_tools_from_its_own_folder(tmp_path, n
     assert json.loads(config)["title"] == "elude_steer" and "elude_steer" in page
     assert "atlas toyland" in config
     assert "toyland-teddy: " in config  # one of the example edits
-    assert set(tools) == {"steer", "concepts"}
+    further = list_shipped()[1:]
+    assert set(tools) == {"steer", "concepts", *(f"{name}_{one}" for one in further for name in ("steer", "concepts"))}
     result = steerer.steer(DEMOS / "images" / "toyland-teddy.png", minus=["teddy"])
     assert not failed and texts[:2] == [result.baseline, result.caption]
     assert "Traceback" not in log, log

@@ -50,27 +50,33 @@ def chromium():
 class Visitor:
     """One session in a browser; `problems` collects errors of the page and its requests."""
 
-    def __init__(self, browser, address, *, size=WIDE, scheme="light", touch=False):
+    def __init__(self, browser, address, *, path="", size=WIDE, scheme="light", touch=False):
         self.address, self.problems = address, []
         viewport = {"width": size[0], "height": size[1]}
         self.context = browser.new_context(viewport=viewport, color_scheme=scheme, has_touch=touch)
         self.page = self.context.new_page()
         self.page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        # Gradio's page closes the streams of answers, which counts as a failed request.
+        # Gradio's page closes the streams of answers, and the browser that of a page it leaves; both count as failed.
         self.page.on(
-            "requestfailed", lambda r: None if "/queue/data" in r.url else self.problems.append(f"lost {r.url}")
+            "requestfailed", lambda r: None if self._is_stream(r.url) else self.problems.append(f"lost {r.url}")
         )
         self.page.on("request", lambda r: None if self._local(r.url) else self.problems.append(f"outside: {r.url}"))
         self.page.on("response", lambda r: self.problems.append(f"{r.status} {r.url}") if r.status >= 400 else None)
         start = time.perf_counter()
-        self.page.goto(address)
-        self.page.wait_for_selector("#press", timeout=WAIT)
-        self.page.wait_for_selector("#easel .shown", timeout=WAIT)
+        self.page.goto(address + path)
+        self.wait_for_page()
         self.opened = time.perf_counter() - start
+
+    def _is_stream(self, url):
+        return "/queue/data" in url or "/heartbeat/" in url
 
     def _local(self, url):
         return url.startswith((self.address, "data:", "blob:"))
+
+    def wait_for_page(self):
+        self.page.wait_for_selector("#press", timeout=WAIT)
+        self.page.wait_for_selector("#easel .shown", timeout=WAIT)
 
     def close(self):
         self.context.close()
