@@ -201,8 +201,14 @@ class Comparison:
 
     def measure(self, method: str, expansion: str) -> dict[str, Any]:
         """The row of a method."""
-        path = self.out / f"measured-{expansion}-{method.replace(' ', '-')}.json"
-        return load_or_make(path, lambda: self._measure(self.latents(method, expansion)))
+        stem = f"{expansion}-{method.replace(' ', '-')}.json"
+        row = load_or_make(self.out / f"measured-{stem}", lambda: self._measure(self.latents(method, expansion)))
+
+        def compare_captions() -> dict[str, Any]:
+            return {"captions kept": self.edit_trial.caption_agreement(self.latents(method, expansion).dictionary)}
+
+        kept = load_or_make(self.out / f"captions-{stem}", compare_captions)
+        return {**row, **kept, "seconds": row["seconds"] + kept["seconds"]}
 
     @torch.inference_mode()
     def _measure(self, latents: NamedDictionary) -> dict[str, Any]:
@@ -218,7 +224,6 @@ class Comparison:
             "MS-Score": mean_percent(peaks.scores()),
             "R2": r2.value,
             **concept_shares(peaks, named, latents.labels, self.world.read),
-            "captions kept": self.edit_trial.caption_agreement(dictionary),
         }
 
     def steer(self, method: str, mode: str) -> dict[str, Any]:
