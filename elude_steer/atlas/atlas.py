@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.card import render_card
+from elude_steer.atlas.familiarity import Familiarity
 from elude_steer.atlas.labels import Labels, Match
 from elude_steer.atlas.manifest import (
     CARD,
@@ -80,6 +81,7 @@ class Atlas:
         downloaded: whether it came from the Hub, where anybody may have written its spec.
         streams: `(S, d_out)` float16, the mean residual stream behind the layer where each sub-unit fires, minus the
             mean over all sub-units; None if it was not measured.
+        familiarity: what the images have in common that it was built from; None if it was not measured.
     """
 
     packed: torch.Tensor
@@ -94,6 +96,7 @@ class Atlas:
     labels: Labels | None = None
     downloaded: bool = False
     streams: torch.Tensor | None = None
+    familiarity: Familiarity | None = None
 
     @property
     def name(self) -> str:
@@ -275,6 +278,8 @@ class Atlas:
             if self.streams is not None:
                 streams = {"streams": self.streams.contiguous()}
                 write_file(new / _STREAMS, lambda file: file.write(save(streams)))
+            if self.familiarity is not None:
+                self.familiarity.save(new)
             for name, data in (thumbnails or {}).items():
                 write_file(new / "thumbnails" / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
             write_file(new / CARD, lambda file: file.write(self.card().encode()))
@@ -324,6 +329,7 @@ class Atlas:
             folder,
             Labels.load(folder),
             streams=streams,
+            familiarity=Familiarity.load(folder),
         )
 
     def card(self) -> str:

@@ -105,6 +105,14 @@ def list_shipped() -> list[str]:
     return [world for world in WORLDS if (Path(resolve_id(f"{world}/atlas")) / MANIFEST).is_file()]
 
 
+def other_shipped_atlases(name: str, folder: Path | None) -> list[str]:
+    """Names of the other atlases that come with the package, for one of them; none for an atlas of the user's own."""
+    shipped = {world: Path(resolve_id(f"{world}/atlas")) for world in WORLDS}
+    if folder is None or folder.resolve() not in [path.resolve() for path in shipped.values()]:
+        return []
+    return [world for world, path in shipped.items() if world != name and (path / MANIFEST).is_file()]
+
+
 def find_atlas(name: str | Path) -> Path | None:
     """The folder of an atlas from its path or name; None for what may be a Hub id."""
     path = Path(name).expanduser()

@@ -182,10 +182,14 @@ def print_many(
         heatmap: the folder of the drawings.
         save_heatmap: writes the drawing of a result to a file.
     """
+    from elude_steer.steering.result import unlike_note
+
     heatmaps = None if heatmap is None else name_heatmaps(files, heatmap)
     if output == "csv":
         click.echo(_csv_line([*COLUMNS, *(["heatmap"] if heatmaps else [])]), nl=False)
+    note, unlike = unlike_note(steerer.atlas), 0
     for file, result in caption_files(steerer, files, explain, problems):
+        unlike += note in result.notes
         row: dict[str, Any] = {"image": file.path, "baseline": result.baseline, "caption": result.caption}
         row |= {"gone": result.gone, "new": result.new, "notes": result.notes}
         if heatmaps is not None:
@@ -197,6 +201,8 @@ def print_many(
             click.echo(_csv_line([" ".join(v) if isinstance(v, tuple) else v for v in row.values()]), nl=False)
         else:
             click.echo(f"{file.path}\t{' '.join(result.caption.split())}")
+    if unlike and output == "text":  # the other outputs have the notes of each image
+        print_note(note if problems.captioned == 1 else unlike_note(steerer.atlas, unlike, problems.captioned))
     problems.raise_if_any()
 
 

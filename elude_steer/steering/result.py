@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.familiarity import describe_image
+from elude_steer.atlas.manifest import other_shipped_atlases
 from elude_steer.atlas.matching import normalize_word
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.steering.plan import Plan
+from elude_steer.steering.sub_unit_source import SubUnitSource
 from elude_steer.utils.plotting import data_uri, heatmap
 
 # Half-transparent colours, and styles on the tags themselves, because a notebook may be dark and may drop style sheets.
@@ -197,3 +202,26 @@ def result_notes(
             + ("stronger gains (beta, gamma)." if placed else "stronger gains (alpha, gamma), or mode place.")
         )
     return notes
+
+
+def image_notes(source: SubUnitSource, q: torch.Tensor, positions: torch.Tensor) -> list[str]:
+    """A sentence if an image is unlike those that an atlas was built from.
+
+    Args:
+        source: an atlas; one without `familiarity`, or a dictionary in its place, gives no note.
+        q: `(tiles, tokens, d_in)` inputs of the layer.
+        positions: the tokens of a tile that count as patches.
+    """
+    if not isinstance(source, Atlas) or source.familiarity is None:
+        return []
+    return [unlike_note(source)] if source.familiarity.is_unlike(describe_image(q, positions)) else []
+
+
+def unlike_note(source: SubUnitSource, count: int = 1, images: int = 1) -> str:
+    """The sentence for an image, or for `count` of several `images`, that an atlas was not built for."""
+    what, caption, it = "this image is", "its caption", "it"
+    if images > 1:
+        what, caption, it = f"{count} of {images} images are", "their captions", "them"
+    others = other_shipped_atlases(source.name, source.folder) if isinstance(source, Atlas) else []
+    cure = f"; another atlas may suit {it}: {' or '.join(f'--atlas {name}' for name in others)}" if others else ""
+    return f"{what} unlike the images that atlas '{source.name}' was built from, so {caption} may mean little{cure}."

@@ -28,7 +28,7 @@ from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resu
 from elude_steer.steering.caption_batches import MAX_BATCH_IMAGES, AtlasArguments, SteerArguments, caption_rows
 from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
-from elude_steer.steering.result import SteeredCaption, result_notes
+from elude_steer.steering.result import SteeredCaption, image_notes, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.progress import track
@@ -250,10 +250,11 @@ class Steerer(Generic[Source]):
         for number, (image, own) in enumerate(zip(images, captions, strict=True)):
             first = own[0] if baseline else None
             grid, patches = self.vlm.grid((image.width, image.height)), image_patches(self.vlm, prefix, number)
+            own_notes = image_notes(self.atlas, prefix.q[number], self.vlm.token_indices(prefix.q[number].shape[1]))
             found = []
             for plan, edits, caption in zip(plans, prepared, own[baseline:], strict=True):
                 maps = edits.maps(prefix.q[number], patches) if edits else {}
-                all_notes = (*notes, *result_notes(first, caption, plan, maps))
+                all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps))
                 seconds = (time.perf_counter() - start) / len(images)
                 provenance = self._provenance(plan, prompt)
                 found.append(SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds))

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_image
 
 from elude_steer import toyland
 from elude_steer.cli.steer_many import ImageArgument, name_heatmaps
@@ -127,3 +128,20 @@ def test_one_image_without_baseline_prints_only_its_caption(run, photos):
     code, out, err = run("steer", paths[0], "--minus", "dog", "--no-baseline")
     assert (code, out) == (0, f"{results[0].caption}\n")
     assert "baseline" not in err
+
+
+def test_photographs_give_one_note_for_all_of_them(run, photos, tmp_path):
+    _, paths, _ = photos
+    for name in ("china.jpg", "flower.jpg"):
+        Image.fromarray(load_sample_image(name)).save(tmp_path / name)
+    shutil.copy(paths[0], tmp_path / "scene.png")
+    code, out, err = run("steer", tmp_path, "--minus", "dog")
+    assert code == 0, err
+    assert len(out.splitlines()) == 3
+    (line,) = [line for line in err.splitlines() if "unlike" in line]
+    assert "note: 2 of 3 images are unlike the images that atlas 'toyland' was built from" in line
+    code, out, err = run("steer", tmp_path, "--minus", "dog", "--json")
+    assert ["unlike" in " ".join(json.loads(line)["notes"]) for line in out.splitlines()] == [True, True, False]
+    assert "unlike" not in err
+    code, out, err = run("steer", tmp_path / "china.jpg", "--minus", "dog")
+    assert err.count("this image is unlike") == 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_sample_image
 
 import elude_steer as es
 from elude_steer import toyland
@@ -15,6 +16,7 @@ from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelE
 from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
+from elude_steer.steering.result import image_notes, unlike_note
 from elude_steer.steering.steerer import Steerer
 
 
@@ -576,3 +578,59 @@ def test_a_list_with_a_wrong_image_is_refused_before_captions(steerer, monkeypat
     monkeypatch.setattr(type(steerer), "captions", None)
     with pytest.raises(ImageError, match="image 1 of the list: an array of float64"):
         steerer.steer([np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3))], minus=["dog"])
+
+
+# Images of another kind
+
+UNLIKE = "unlike the images that atlas 'toyland' was built from"
+
+
+def test_a_photograph_gives_a_note_and_scenes_give_none(steerer, scenes):
+    with pytest.warns(EludeSteerWarning) as caught:
+        result = steerer.steer(load_sample_image("china.jpg"), minus=["dog"])
+    assert tuple(str(warning.message) for warning in caught) == result.notes
+    assert sum(UNLIKE in note for note in result.notes) == 1
+    plan = steerer.plan(minus=["dog"])
+    assert UNLIKE in steerer.explain(load_sample_image("flower.jpg"), plan).notes[0]
+    for result in steerer.explain_each([scene.image for scene in scenes], plan):
+        assert not any(UNLIKE in note for note in result.notes)
+
+
+def test_a_list_with_photographs_warns_once_and_runs_the_tower_once(steerer, scenes):
+    images = [load_sample_image("china.jpg"), scenes[0].image, load_sample_image("flower.jpg")]
+    layer, rows = steerer.vlm.model.get_submodule(f"{steerer.vlm.within}.encoder.layers.0.mlp.fc1"), []
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: rows.append(len(output)))
+    try:
+        with pytest.warns(EludeSteerWarning) as caught:
+            results = steerer.steer(images, minus=["dog"], plus=["cat"])
+    finally:
+        handle.remove()
+    assert [any(UNLIKE in note for note in result.notes) for result in results] == [True, False, True]
+    assert len(caught) == 1
+    assert sum(rows) == sum(result.grid.tiles for result in results)
+
+
+def test_an_atlas_without_familiarity_gives_the_same_captions_and_no_note(steerer, scenes):
+    old = replace(steerer, atlas=replace(steerer.atlas, familiarity=None))
+    images = [load_sample_image("china.jpg"), *(scene.image for scene in scenes)]
+    plan = steerer.plan(minus=["dog"], plus=["cat"])
+    new, without = (one.explain_each(images, plan) for one in (steerer, old))
+    assert [(r.baseline, r.caption) for r in new] == [(r.baseline, r.caption) for r in without]
+    assert not any(UNLIKE in note for result in without for note in result.notes)
+    assert without[0].notes == new[0].notes[1:]
+    assert image_notes(old.atlas, torch.full((1, 4, steerer.atlas.d_in), 100.0), torch.arange(4)) == []
+
+
+def test_the_note_names_other_shipped_atlases_only_for_a_shipped_one(steerer, monkeypatch, tmp_path):
+    def world(id):
+        return str(steerer.atlas.folder if id == "toyland/atlas" else tmp_path / id)
+
+    monkeypatch.setattr("elude_steer.atlas.manifest.WORLDS", ("toyland", "photoland"))
+    monkeypatch.setattr("elude_steer.atlas.manifest.resolve_id", world)
+    assert "--atlas" not in unlike_note(steerer.atlas)  # it is not there
+    (tmp_path / "photoland" / "atlas").mkdir(parents=True)
+    (tmp_path / "photoland" / "atlas" / "manifest.json").write_text("{}")
+    assert unlike_note(steerer.atlas).endswith("may mean little; another atlas may suit it: --atlas photoland.")
+    assert "3 of 9 images are unlike" in unlike_note(steerer.atlas, 3, 9)
+    assert "--atlas" not in unlike_note(replace(steerer.atlas, folder=tmp_path))
+    assert "--atlas" not in unlike_note(replace(steerer.atlas, folder=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,14 @@ from elude_steer.atlas.build.labelling import (
     gather_evidence,
     prepare_labelling,
 )
-from elude_steer.atlas.build.pooling import add_references, make_thumbnails, pool_activations, rank_images
-from elude_steer.atlas.build.stages import Build
+from elude_steer.atlas.build.pooling import (
+    add_familiarity,
+    add_references,
+    make_thumbnails,
+    pool_activations,
+    rank_images,
+)
+from elude_steer.atlas.build.stages import Build, StageFolder
 from elude_steer.atlas.build.streams import add_streams, measure_streams
 from elude_steer.atlas.build.sub_units import assemble_atlas, split_units
 from elude_steer.atlas.build.token_store import TokenStore
@@ -32,7 +39,7 @@ from elude_steer.models.images import image_set
 from elude_steer.models.loading import as_dtype, check_device
 from elude_steer.models.vision import Tower, load_timm, load_vision
 from elude_steer.models.vlm import Vlm
-from elude_steer.recipe_files import load_spec
+from elude_steer.recipe_files import load_spec, parse_spec
 from elude_steer.specs import (
     AtlasSpec,
     ModelSpec,
@@ -133,6 +140,7 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
     atlas = add_streams(atlas, streams)
 
     pooled = pool_activations(build, split, atlas)
+    atlas = add_familiarity(build, atlas, pooled)
     ranking = rank_images(build, pooled)
     vectors = embed_images(build, labelling)
     check_same_images(pooled, ranking, vectors)
@@ -142,6 +150,49 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
     atlas = add_labels(build, atlas, labelling, settings, evidence, pooled, ranking)
     atlas = add_references(build, atlas, ranking)
     return atlas, make_thumbnails(build, atlas)
+
+
+def measure_again(
+    atlas: str | Path,
+    out: str | Path,
+    *,
+    images: Any = None,
+    device: str | None = None,
+    threads: int | None = None,
+    work: str | Path | None = None,
+    quiet: bool = False,
+) -> Atlas:
+    """Add `familiarity` to an atlas that was built without it; no other file but the manifest changes.
+
+    The probing images go through the tower once more. The new file is the one that a build would write: to the
+    bit where labels come from all probing images, otherwise up to rounding.
+
+    Args:
+        atlas: a folder, a name or a Hub id.
+        out: the folder to write.
+        images: the probing images, if the atlas's spec leaves them open.
+        device: where the model runs.
+        threads: how many, one core each; by default all cores.
+        work: the folder for unfinished and reusable stages.
+        quiet: hide progress bars.
+
+    Example:
+        >>> measure_again("my-atlas", "my-atlas-2", images="photos/")
+    """
+    loaded, target = Atlas.load(atlas), check_target(Path(out))
+    check_counts(threads, None)
+    spec = parse_spec(json.dumps(loaded.about["spec"]))
+    source = images if images is not None else spec.images.source
+    if source is None:
+        raise SpecError(f"the spec of atlas '{loaded.name}' leaves the probing images open; pass images=….")
+    probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
+    with worker_group(None, threads) as workers:
+        run = Build(load_tower(spec.model, device), probing_images, spec, workers, work_folder(work), quiet)
+        loaded.check(run.tower.layer, run.tower.read_stored)
+        pooled = pool_activations(run, StageFolder(run.work, loaded.fingerprint), loaded)
+        folder = loaded.folder / "thumbnails" if loaded.folder else Path()
+        thumbnails = {path.name: path.read_bytes() for path in sorted(folder.glob("*.jpg"))}
+        return Atlas.load(add_familiarity(run, loaded, pooled).save(target, thumbnails))
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:

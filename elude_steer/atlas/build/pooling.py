@@ -1,4 +1,4 @@
-"""Stages over whole images: the strongest patch of every sub-unit in each image, and the images where it is strongest.
+"""Stages over whole images: what each does to every sub-unit, where each sub-unit is strongest, and what is common.
 
 Images go through in fixed batches, one file for each shard, so that memory does not grow with their number.
 """
@@ -15,6 +15,7 @@ import torch
 from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.build.stages import Build, StageFolder
 from elude_steer.atlas.build.token_store import strongest_patches
+from elude_steer.atlas.familiarity import MAX_IMAGES, describe_image, measure_familiarity
 from elude_steer.method.clip_dissect import Dissection
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.models.images import Item
@@ -22,9 +23,9 @@ from elude_steer.utils.files import read_tensors, write_tensors
 
 
 def pool_activations(build: Build, split: StageFolder, atlas: Atlas) -> StageFolder:
-    """Write the value and place of the strongest patch of every sub-unit, then of every unit, in each image."""
+    """Write the strongest patch of every sub-unit, then of every unit, in each image, and the image's vector."""
     step = build.image_step(build.spec.labels.images)
-    folder = build.open_stage("pooled", split.key, step)
+    folder = build.open_stage("pooled", split.key, step, "vectors")
     tower, device = build.tower, build.tower.device
     unit_weight, unit_bias = build.weight.cpu(), build.bias.cpu()
     weight, bias = sub_unit_parameters(unit_weight, unit_bias, atlas.members(), atlas.units)
@@ -33,9 +34,11 @@ def pool_activations(build: Build, split: StageFolder, atlas: Atlas) -> StageFol
     def process(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
         rows = []
         for item, q in build.cache.layer_inputs(batch):
-            values, places = strongest_patches(q, tower.token_indices(q.shape[1]), weight, bias)
-            index = torch.tensor(item.index, dtype=torch.int32)
-            rows.append({"values": values, "places": places, "images": index, "tokens": torch.tensor(q.shape[1])})
+            positions = tower.token_indices(q.shape[1])
+            values, places = strongest_patches(q, positions, weight, bias)
+            index, tokens = torch.tensor(item.index, dtype=torch.int32), torch.tensor(q.shape[1])
+            vector = describe_image(q, positions)
+            rows.append({"values": values, "places": places, "images": index, "tokens": tokens, "vectors": vector})
         return rows
 
     write_image_rows(build, "pooling", folder, step, process)
@@ -108,6 +111,16 @@ def add_references(build: Build, atlas: Atlas, ranking: StageFolder) -> Atlas:
         unit_references=make_references(slice(count, None), atlas.unit_references),
         image_ids=tuple(ids[int(index)] for index in used),
     )
+
+
+def add_familiarity(build: Build, atlas: Atlas, pooled: StageFolder) -> Atlas:
+    """The atlas with what the pooled images have in common, from at most `MAX_IMAGES` of them, evenly spread."""
+    images = -(-(build.images.length or 0) // build.image_step(build.spec.labels.images))
+    step, start, vectors = -(-images // MAX_IMAGES), 0, []
+    for shard in read_image_rows(pooled):
+        vectors.append(shard["vectors"][-start % step :: step])
+        start += len(shard["vectors"])
+    return replace(atlas, familiarity=measure_familiarity(torch.cat(vectors))) if vectors else atlas
 
 
 def make_thumbnails(build: Build, atlas: Atlas) -> dict[str, bytes] | None:
