@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from elude_steer.atlas.build.activation_cache import ActivationCache
+from elude_steer.models.dual_encoder import DualEncoder, EmbeddingCache
 from elude_steer.models.images import Item, image_set
 from elude_steer.models.vlm import Vlm
 from elude_steer.utils.files import read_array, write_array
@@ -33,7 +33,7 @@ class ImageActivations:
 
     @classmethod
     def of_folder(
-        cls, vlm: Vlm, encoder: Any, images: Path, folder: Path, limit: int | None = None
+        cls, vlm: Vlm, encoder: DualEncoder, images: Path, folder: Path, limit: int | None = None
     ) -> ImageActivations:
         """Run the tower and the dual encoder on the images of a folder, unless `folder` holds their activations."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,10 +41,10 @@ class ImageActivations:
         items = list(image_set(images, limit=limit).items())
         path = folder / f"vectors-{len(items)}.npy"
         if not path.exists():
-            rows = []
+            rows, vectors = [], EmbeddingCache(encoder)
             for item in track(items, "encoding", "images"):
                 list(cache.activations([item]))  # stores them
-                rows.append(encoder.embed_images([item.read()[0]]).numpy())
+                rows.append(vectors.embed([item.read()]).numpy())
             write_array(path, np.concatenate(rows))
         return cls(cache, items, read_array(path))
 
