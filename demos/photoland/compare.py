@@ -52,8 +52,8 @@ from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.parallel import worker_group
 
 SPEC = Path(__file__).parent / "atlas.yaml"
-# The smallest cluster of each expansion; the first is that of the shipped atlas.
-EXPANSIONS = {"small": 20, "large": 6}
+# Instances of a unit and smallest cluster of each expansion; the first is that of the shipped atlas.
+EXPANSIONS = {"small": (3000, 20), "large": (1500, 5)}
 METHODS = ("ELUDe (gap)", "ELUDe (unique)", "raw units", "random split", "k-means", "TopK SAE", "archetypal SAE")
 STEERED = ("ELUDe (gap)", "raw units", "random split", "TopK SAE")
 STRONGEST, SHARED = 20, 10  # photos of a latent, and how many of them must show one concept
@@ -131,7 +131,8 @@ class Comparison:
     def spec(self, expansion: str) -> AtlasSpec:
         """The spec of an expansion."""
         spec = load_spec(SPEC)
-        clusters = replace(spec.clusters, min_cluster_size=EXPANSIONS[expansion])
+        top_k, smallest = EXPANSIONS[expansion]
+        clusters = replace(spec.clusters, top_k=top_k, min_cluster_size=smallest)
         labels = replace(spec.labels, scorer=str(self.work / "models" / "labeller"))
         return replace(spec, model=replace(spec.model, id=self.model), clusters=clusters, labels=labels)
 

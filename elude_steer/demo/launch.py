@@ -76,7 +76,7 @@ def serve(
                 neutral_hue="slate",
                 font=["system-ui", "sans-serif"],
                 font_mono=["ui-monospace", "monospace"],
-            ),
+            ).set(body_text_color_subdued="*neutral_600"),  # Gradio's own is too light to read on white
             quiet=True,
             ssr_mode=False,
             show_error=True,
