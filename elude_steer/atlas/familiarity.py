@@ -19,7 +19,7 @@ FILE = "familiarity.safetensors"
 MIN_IMAGES, MAX_IMAGES = 200, 4000  # fewer say too little about the rest; more say nothing new
 _VARIANCE = 0.95  # share that the directions explain
 _MAX_DIRECTIONS = 256
-_QUANTILE = 0.999  # share of the held-out images that are within the limit
+_QUANTILE, _MARGIN = 0.999, 1.05  # the limit is this multiple of the distance that this share of images is within
 _FLOOR = 0.01  # of the mean deviation: a channel that is silent in all probing images must not decide alone
 
 
@@ -93,5 +93,5 @@ def measure_familiarity(vectors: torch.Tensor) -> Familiarity | None:
     explained = lengths.square().cumsum(0) / lengths.square().sum()
     count = min(int((explained < _VARIANCE).sum()) + 1, _MAX_DIRECTIONS)
     found = Familiarity(mean, deviation, directions[:count].half(), torch.tensor(0.0))
-    limit = torch.quantile(found.distances(held_out), _QUANTILE, interpolation="higher")
+    limit = _MARGIN * torch.quantile(found.distances(held_out), _QUANTILE, interpolation="higher")
     return Familiarity(mean, deviation, found.directions, limit.float())

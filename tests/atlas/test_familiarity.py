@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +89,7 @@ def test_toyland_knows_its_scenes_and_no_photographs():
     vlm, familiarity = Vlm.load("toyland/captioner"), Atlas.load("toyland").familiarity
     scenes = [scene.image for scene in toyland.scenes(seed=50_101, n=120)]
     scenes += [scene.image for scene in toyland.scenes(seed=50_102, n=40, wide=1.0, clutter=1.0)]
+    scenes += [Image.open(path).convert("RGB") for path in sorted(Path("demos/images").glob("toyland-*.png"))]
     photographs = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
 
     def count_unlike(images):
@@ -95,4 +97,5 @@ def test_toyland_knows_its_scenes_and_no_photographs():
         return sum(map(familiarity.is_unlike, vectors))
 
     assert sum(count_unlike(scenes[start : start + 40]) for start in range(0, 160, 40)) <= 2
+    assert count_unlike(scenes[160:]) == 0  # those that the guides show
     assert count_unlike(photographs) == 2
