@@ -238,7 +238,7 @@ class Comparison:
         found = {}
         for kind in ("remove", "replace"):
             points = sweep(steerer, trial.tuning, kind, GRIDS[mode, kind], work=self.out)  # type: ignore[arg-type]
-            best = best_point(points, "clean", min_kept=0.0)
+            best = best_point(points, "harmonic", min_kept=0.0)  # hardly any edit of a photo is clean
             found[kind] = self._score(steerer, kind, best.settings)
         found["absent"] = self._score(steerer, "absent", found["remove"]["settings"])
         return found

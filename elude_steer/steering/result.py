@@ -20,6 +20,7 @@ from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.sub_unit_source import SubUnitSource
+from elude_steer.utils.files import WORLDS
 from elude_steer.utils.plotting import data_uri, heatmap
 
 # Half-transparent colours, and styles on the tags themselves, because a notebook may be dark and may drop style sheets.
@@ -223,5 +224,6 @@ def unlike_note(source: SubUnitSource, count: int = 1, images: int = 1) -> str:
     if images > 1:
         what, caption, it = f"{count} of {images} images are", "their captions", "them"
     others = other_shipped_atlases(source.name, source.folder) if isinstance(source, Atlas) else []
-    cure = f"; another atlas may suit {it}: {' or '.join(f'--atlas {name}' for name in others)}" if others else ""
+    choices = " or ".join(f"--atlas {name} ({WORLDS[name]})" for name in others)
+    cure = f"; another atlas may suit {it}: {choices}" if others else ""
     return f"{what} unlike the images that atlas '{source.name}' was built from, so {caption} may mean little{cure}."

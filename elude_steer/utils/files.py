@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-WORLDS = ("toyland", "photoland")  # sub-packages with models and an atlas of their own
+# Sub-packages with models and an atlas of their own, and what their images are.
+WORLDS = {"toyland": "drawn scenes", "photoland": "photographs"}
 REPORT_ENDINGS = (".html", ".htm")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 _TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")

@@ -630,7 +630,7 @@ def test_the_note_names_other_shipped_atlases_only_for_a_shipped_one(steerer, mo
     assert "--atlas" not in unlike_note(steerer.atlas)  # it is not there
     (tmp_path / "photoland" / "atlas").mkdir(parents=True)
     (tmp_path / "photoland" / "atlas" / "manifest.json").write_text("{}")
-    assert unlike_note(steerer.atlas).endswith("may mean little; another atlas may suit it: --atlas photoland.")
+    assert unlike_note(steerer.atlas).endswith("another atlas may suit it: --atlas photoland (photographs).")
     assert "3 of 9 images are unlike" in unlike_note(steerer.atlas, 3, 9)
     assert "--atlas" not in unlike_note(replace(steerer.atlas, folder=tmp_path))
     assert "--atlas" not in unlike_note(replace(steerer.atlas, folder=None))
