@@ -26,7 +26,7 @@ COMMANDS = {
         "Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.",
     ),
     "concepts": ("inspect", "List the labels of ATLAS, or the sub-units that match a word."),
-    "demo": ("demo", "Open a page on which to steer captions and browse an atlas (needs the extra `demo`)."),
+    "demo": ("demo", "Open a page on which to steer captions and browse atlases (needs the extra `demo`)."),
     "env": ("inspect", "Show versions, extras and folders, for a bug report."),
     "evaluate": (
         "evaluate",
