@@ -47,8 +47,8 @@ def test_golden_values(closed_form, number):
     scores = torch.empty(5, 7).scatter_(1, best.words, best.scores)
     first, rows = GOLDEN[number]
     assert best.words[:, 0].tolist() == first
-    for row, expected in rows.items():
-        torch.testing.assert_close(scores[row], torch.tensor(expected), atol=1e-5, rtol=0)
+    for row, expected in rows.items():  # sums of 100 logarithms in float32: processors differ by 1.5e-5
+        torch.testing.assert_close(scores[row], torch.tensor(expected), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("method", "settings"), SETTINGS)
