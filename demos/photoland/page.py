@@ -37,10 +37,9 @@ def caption_section(report: Mapping[str, Any]) -> list[str]:
         "",
         table(("", "BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr"), rows, digits=(1, 1, 1, 1, 2)),
         "",
-        f"Of the concepts that at least two of five references name, {scores['recall']:.0%} are in",
-        "the caption; of those that",
-        f"captions name, {scores['precision']:.0%} are named by a reference ({len(known)} concepts in",
-        "at least 10 photos):",
+        f"{len(known)} concepts are in at least 10 photos, by two of five references. Captions name them in",
+        f"{scores['recall']:.0%} of these photos. Where captions name one, it is there in {scores['precision']:.0%} of cases;",
+        "what only one reference names is not counted.",
         "",
         table(
             ("concept", "photos", "precision", "recall"),
