@@ -38,8 +38,8 @@ def caption_section(report: Mapping[str, Any]) -> list[str]:
         table(("", "BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr"), rows, digits=(1, 1, 1, 1, 2)),
         "",
         f"{len(known)} concepts are in at least 10 photos, by two of five references. Captions name them in",
-        f"{scores['recall']:.0%} of these photos. Where captions name one, it is there in {scores['precision']:.0%} of cases;",
-        "what only one reference names is not counted.",
+        f"{scores['recall']:.0%} of these photos. Where captions name one, it is there in",
+        f"{scores['precision']:.0%} of cases; what only one reference names is not counted.",
         "",
         table(
             ("concept", "photos", "precision", "recall"),
