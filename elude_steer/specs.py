@@ -6,6 +6,7 @@ edit. `utils/yaml_schema.py` reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, get_args, get_type_hints
 
@@ -130,14 +131,13 @@ class ReferencesSpec:
         instances: Number of instances whose mean is the reference activation.
         keep: Number of instances stored by image and patch.
         thumbnails: Side in pixels of small copies of their images; null stores none.
-        streams: Number of images from which to measure the residual stream where a sub-unit fires, for
-            `level: stream`; 0 measures none.
     """
 
     instances: int = field(default=100, metadata={"min": 1})
     keep: int = field(default=25, metadata={"min": 1})
     thumbnails: int | None = field(default=None, metadata={"min": 8})
-    streams: int = field(default=10_000, metadata={"min": 0})
+
+    removed: ClassVar[Mapping[str, str]] = {"streams": "the section `calibration` measures the stream now"}
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,20 @@ class LabelsSpec:
 
 
 @dataclass(frozen=True)
+class CalibrationSpec:
+    """How the detector and the direction of each word are found, which mode place needs.
+
+    Attributes:
+        images: Maximum number of images, of those that give labels; 0 calibrates nothing.
+        fit: The share of a word's highest reading in an image that the patches of its region have; 0 takes the whole
+            image. For edits, set `steering.fit` to the same.
+    """
+
+    images: int = field(default=10_000, metadata={"min": 0})
+    fit: float = field(default=0.4, metadata={"min": 0, "max": 1})
+
+
+@dataclass(frozen=True)
 class MatcherSpec:
     """The text encoder that finds sub-units by word.
 
@@ -219,10 +233,37 @@ class Settings:
 
     mode: Literal["scale", "place"] = _setting(
         "scale",
-        "Multiply sub-units where they fire (scale, as in the paper), or set those of plus words on a region (place).",
-        hint="place works on a region and can put things there; scale, the paper's mode, multiplies what already fires",
-        demo=1,
+        "Multiply sub-units where they fire (scale, as in the paper), or take concepts out of the region where they "
+        "are and put others there (place).",
+        hint="place finds where a word is and changes what the model sees there; scale, the paper's mode, multiplies "
+        "sub-units where they fire",
+        demo=2,
     )
+    strength: float = _setting(
+        1.0,
+        "How much of a word is taken out or put in, in place; 1 is as much as its images carry.",
+        hint="how much of a word is taken out or put in (place); 1 is as much as images with it carry",
+        demo=1,
+        min=0,
+    )
+    fit: float = _setting(
+        0.4,
+        "The share of a word's highest reading in the image that the patches of its region have, in place; 0 takes "
+        "the whole image.",
+        hint="the share of its peak that a word must reach on the patches of its region (place); 0 takes the image",
+        demo=3,
+        min=0,
+        max=1,
+    )
+    seen: float = _setting(
+        0.5,
+        "Leave the image as it is where a minus word reads less than this share of what it reaches where it is, in "
+        "place.",
+        hint="the share of its usual reading from which a word counts as seen (place)",
+        demo=4,
+    )
+    force: bool = _setting(False, "Change minus words that are not seen, too, in place.")
+    min_similarity: float = _setting(0.3, "Refuse words whose closest label is less similar than this cosine.")
     alpha: float = _setting(
         15.0,
         "Multiply the sub-units of plus words by this, in scale.",
@@ -231,70 +272,33 @@ class Settings:
     )
     gamma: float = _setting(
         -15.0,
-        "Multiply the sub-units of minus words by this.",
-        hint="factor for the sub-units of removed words",
+        "Multiply the sub-units of minus words by this, in scale.",
+        hint="factor for the sub-units of removed words (scale)",
         demo=5,
-    )
-    beta: float = _setting(
-        20.0,
-        "Set sub-units to this multiple of their level, in place.",
-        hint="how strongly added words are set (place)",
-        demo=7,
-    )
-    level: Literal["reference", "stream"] = _setting(
-        "reference",
-        "What beta multiplies: a sub-unit's own reference activation, or the value of its unit after the residual "
-        "connection where the word's sub-units fire (stream).",
-    )
-    # Towards a plus word; away from a removed one where nothing is placed.
-    reach: float = _setting(
-        0.0,
-        "Multiple of the mean residual stream added to units that hold none of the word's sub-units, in place.",
-        hint="how far the other units move with an added word (place); 0 leaves them alone",
-        demo=8,
-    )
-    fill: int = _setting(
-        0,
-        "Number of sub-units of the surroundings to set where a removed word was, in place; 0 leaves a gap.",
-        hint="how many sub-units of the surroundings replace a removed word (place); 0 leaves a gap",
-        demo=9,
-        min=0,
     )
     kappa: int = _setting(
         100,
-        "Number of sub-units that stand for a word.",
-        hint="how many sub-units stand for a word",
-        demo=2,
+        "Number of sub-units that stand for a word, in scale.",
+        hint="how many sub-units stand for a word (scale)",
+        demo=7,
         min=1,
     )
     nu: int | Literal["all"] = _setting(
         50,
-        "Number of patches to change, those where a sub-unit fires most, or all.",
-        hint="how many patches of each tile are changed at most, or all; larger for large things and for places",
-        demo=3,
+        "Number of patches to change, those where a sub-unit fires most, or all, in scale.",
+        hint="how many patches of each tile are changed, or all (scale)",
+        demo=8,
         min=1,
     )
-    per: Literal["tile", "image"] = _setting("tile", "Count nu in each tile, or over the whole image.")
-    # A region so fits small and large things. Nothing outside of it is changed.
-    fit: float = _setting(
-        0.0,
-        "Change only patches where a word fires with at least this share of its peak, in place; nu is then the maximum "
-        "number of patches. 0 always takes nu patches.",
-        hint="the share of its peak that a word must reach on each patch of its region (place); 0 takes nu patches",
-        demo=4,
-        min=0,
-        max=1,
-    )
-    smooth: bool = _setting(False, "Find a word's region in the mean over neighbouring patches, in place.")
+    per: Literal["tile", "image"] = _setting("tile", "Count nu in each tile, or over the whole image, in scale.")
     by: Literal["label", "score"] = _setting(
-        "label", "Find sub-units by the similarity of their label, or by the score of the closest words."
+        "label", "Find sub-units by the similarity of their label, or by the score of the closest words, in scale."
     )
-    min_similarity: float = _setting(-1.0, "Leave out sub-units whose label or word is less similar than this cosine.")
 
-    @property
-    def fits_region(self) -> bool:
-        """Whether a concept is changed only on a region of its own size."""
-        return self.mode == "place" and self.fit > 0
+    removed: ClassVar[Mapping[str, str]] = {
+        name: "mode place has one strength now, and finds the region and the direction of a word by its calibration"
+        for name in ("beta", "level", "reach", "fill", "smooth")
+    }
 
 
 class SettingArguments(TypedDict, total=False):
@@ -304,19 +308,17 @@ class SettingArguments(TypedDict, total=False):
     """
 
     mode: str | None
+    strength: float | None
+    fit: float | None
+    seen: float | None
+    force: bool | None
+    min_similarity: float | None
     alpha: float | None
     gamma: float | None
-    beta: float | None
-    level: str | None
-    reach: float | None
-    fill: int | None
     kappa: int | None
     nu: int | str | None
     per: str | None
-    fit: float | None
-    smooth: bool | None
     by: str | None
-    min_similarity: float | None
 
 
 if TYPE_CHECKING:
@@ -325,6 +327,7 @@ if TYPE_CHECKING:
         """A YAML section of `Settings` in which each may be null."""
 
         __dataclass_fields__: ClassVar[dict[str, Any]]
+        removed: ClassVar[Mapping[str, str]]
 
         def __init__(self, **settings: Unpack[SettingArguments]) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -341,6 +344,7 @@ else:
         frozen=True,
         namespace={
             "__module__": __name__,
+            "removed": Settings.removed,
             "__doc__": "A YAML section of `Settings` in which each may be null: the atlas or the paper decides.",
         },
     )
@@ -365,6 +369,7 @@ class AtlasSpec:
         split: How a unit's weights are divided.
         references: What is stored about each sub-unit.
         labels: How sub-units get their labels.
+        calibration: How words get detectors and directions.
         matcher: The text encoder that finds sub-units by word.
         steering: The atlas's default settings for edits.
         license: The licence of the atlas for its card on the Hub, such as `apache-2.0`; null names none.
@@ -378,6 +383,7 @@ class AtlasSpec:
     split: SplitSpec = field(default_factory=SplitSpec)
     references: ReferencesSpec = field(default_factory=ReferencesSpec)
     labels: LabelsSpec = field(default_factory=LabelsSpec)
+    calibration: CalibrationSpec = field(default_factory=CalibrationSpec)
     matcher: MatcherSpec = field(default_factory=MatcherSpec)
     steering: SteeringSpec = field(default_factory=SteeringSpec)
     license: str | None = None

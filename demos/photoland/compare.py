@@ -188,7 +188,7 @@ class Comparison:
         if method.startswith("ELUDe"):
             atlas = self.atlas(expansion, "unique" if "unique" in method else "gap")
             levels = Levels(atlas.references.activation)
-            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
+            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.calibration, atlas.about)
         labels = self.spec(expansion).labels
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elude_steer.atlas.calibration import Calibration, LinearReading
 from elude_steer.atlas.card import render_card
 from elude_steer.atlas.familiarity import Familiarity
 from elude_steer.atlas.labels import Labels, Match
@@ -36,10 +37,9 @@ from elude_steer.method.layers import SubUnits, divide_among_owners, layer_param
 from elude_steer.models.matcher import Matcher, load_matcher
 from elude_steer.utils.files import new_folder, write_file
 
-_MEMBERSHIPS, _REFERENCES, _STREAMS, _IMAGES = (
+_MEMBERSHIPS, _REFERENCES, _IMAGES = (
     "memberships.safetensors",
     "references.safetensors",
-    "streams.safetensors",
     "images.json",
 )
 
@@ -79,9 +79,8 @@ class Atlas:
         folder: where it was loaded from.
         labels: the labels of the sub-units; None if it was built without.
         downloaded: whether it came from the Hub, where anybody may have written its spec.
-        streams: `(S, d_out)` float16, the mean residual stream behind the layer where each sub-unit fires, minus the
-            mean over all sub-units; None if it was not measured.
         familiarity: what the images have in common that it was built from; None if it was not measured.
+        calibration: the detectors and directions of words, for mode place; None if it was not measured.
     """
 
     packed: torch.Tensor
@@ -95,8 +94,8 @@ class Atlas:
     folder: Path | None = None
     labels: Labels | None = None
     downloaded: bool = False
-    streams: torch.Tensor | None = None
     familiarity: Familiarity | None = None
+    calibration: Calibration | None = None
 
     @property
     def name(self) -> str:
@@ -178,31 +177,21 @@ class Atlas:
         numbers = torch.as_tensor(sub_units, dtype=torch.long)
         return SubUnits(*self.parameters(numbers, weight, bias), self.units[numbers].to(weight.device))
 
-    def target_levels(self, sub_units: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
-        """The activation that counts as "on" for each sub-unit of one concept, `(n,)`.
+    def detector(self, row: int, layer: nn.Module) -> LinearReading:
+        """The detector of a calibrated word as a linear function of the layer's input, on the layer's device."""
+        weights, bias = self.require_calibration().detector(row)
+        everything = self.sub_units(range(len(self)), layer)
+        weights = weights.to(everything.weight)
+        return LinearReading(weights @ everything.weight, weights @ everything.bias + bias)
 
-        Args:
-            sub_units: the sub-units of the concept.
-            level: `reference` takes the activation of each sub-unit where it is strongest. `stream` takes what its unit
-                carries in the residual stream where the concept is: the mean over all the sub-units, because they stand
-                for the same concept, divided among those of one unit. A layer may write against what is already in
-                the stream, and the model reads only the stream.
-        """
-        numbers = torch.as_tensor(sub_units, dtype=torch.long)
-        if level == "reference":
-            return self.references.activation[numbers]
-        if self.streams is None:
-            raise AtlasError(f"atlas '{self.name}' has no streams; build it again, or use level: reference.")
-        units = self.units[numbers]
-        stream = self.streams[numbers].float().mean(0)[units] if len(numbers) else torch.empty(0)
-        return stream / torch.bincount(units, minlength=self.d_out)[units]
-
-    def stream_outside(self, sub_units: torch.Tensor | Sequence[int]) -> torch.Tensor:
-        """The stream where a concept is, on units that hold none of its sub-units; zero on the others, `(d_out,)`."""
-        numbers = torch.as_tensor(sub_units, dtype=torch.long)
-        self.target_levels([], "stream")  # raises if there are no streams
-        stream = self.streams[numbers].float().mean(0)  # type: ignore[index]
-        return stream.index_fill(0, self.units[numbers], 0.0)
+    def require_calibration(self) -> Calibration:
+        """The calibration; raises if the atlas has none."""
+        if self.calibration is None:
+            raise AtlasError(
+                f"atlas '{self.name}' is not calibrated, and mode place needs that; add it with `elude-steer atlases "
+                f"calibrate {self.name} --images FOLDER --out NEW`, or use mode scale (`--mode scale`)."
+            )
+        return self.calibration
 
     def require_labels(self) -> Labels:
         """The labels; raises if the atlas has none."""
@@ -275,11 +264,10 @@ class Atlas:
             write_file(new / _IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
             if self.labels is not None:
                 self.labels.save(new)
-            if self.streams is not None:
-                streams = {"streams": self.streams.contiguous()}
-                write_file(new / _STREAMS, lambda file: file.write(save(streams)))
             if self.familiarity is not None:
                 self.familiarity.save(new)
+            if self.calibration is not None:
+                self.calibration.save(new)
             for name, data in (thumbnails or {}).items():
                 write_file(new / "thumbnails" / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
             write_file(new / CARD, lambda file: file.write(self.card().encode()))
@@ -315,7 +303,6 @@ class Atlas:
             References(**{key: references[f"{kind}.{key}"] for key in References.__dataclass_fields__})
             for kind in ("sub_units", "units")
         )
-        streams = load_file(folder / _STREAMS)["streams"] if (folder / _STREAMS).is_file() else None
         images = json.loads((folder / _IMAGES).read_text(encoding="utf-8"))
         return cls(
             tensors["members"],
@@ -328,8 +315,8 @@ class Atlas:
             about,
             folder,
             Labels.load(folder),
-            streams=streams,
             familiarity=Familiarity.load(folder),
+            calibration=Calibration.load(folder),
         )
 
     def card(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
-from elude_steer.specs import ModelSpec
+from elude_steer.specs import ModelSpec, Settings
 from elude_steer.utils.files import WORLDS, home, is_leftover, resolve_id, restore, write_file
 from elude_steer.utils.hub import is_cached, is_hub_id, why_unreachable
 
@@ -154,8 +154,13 @@ def read_defaults(name: str | Path) -> Mapping[str, Any]:
         return {}
     manifest = read_manifest(folder)
     check_captions(manifest)
+    return default_settings(manifest)
+
+
+def default_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for edits in a manifest, without those that an older version had."""
     defaults: Mapping[str, Any] = manifest.get("spec", {}).get("steering", {})
-    return defaults
+    return {name: value for name, value in defaults.items() if name not in Settings.removed}
 
 
 def check_captions(manifest: Mapping[str, Any]) -> ModelSpec:

@@ -86,17 +86,9 @@ class SubUnits:
         """Activations `(…, m)` float32 for inputs `(…, d_in)`."""
         return F.linear(q.float(), self.weight, self.bias)
 
-    def mean_activations(self, q: torch.Tensor) -> torch.Tensor:
-        """Mean activations `(m,)` over tokens `(tokens, d_in)`, computed from the mean input in one product."""
-        return self.weight @ q.float().mean(0) + self.bias
-
     def add_change(self, total: torch.Tensor, change: torch.Tensor) -> None:
         """Add a change of activations, `(…, m)`, to the layer's output or its change, `(…, d_out)`, in place."""
         total.index_add_(-1, self.units, change)
-
-    def select(self, rows: torch.Tensor) -> SubUnits:
-        """Select some of the sub-units."""
-        return SubUnits(self.weight[rows], self.bias[rows], self.units[rows])
 
 
 class SplitLinear(nn.Module):

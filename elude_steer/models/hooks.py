@@ -185,6 +185,29 @@ def block_of(model: nn.Module, layer_name: str) -> nn.Module:
     return model.get_submodule(layer_name)
 
 
+def find_stream_scale(model: nn.Module, layer_name: str, width: int) -> torch.Tensor | None:
+    """Return what a block multiplies a layer's output by, per channel, before adding it to the stream (LayerScale).
+
+    It is found by structure: a parameter with one number for each of the layer's `width` outputs that belongs neither
+    to a norm nor to a linear layer, in a module behind the layer's own, or the second such parameter of the block.
+    """
+    block = block_of(model, layer_name)
+    name = next((name for name, module in model.named_modules() if module is block), "")
+    inside = layer_name[len(name) + 1 :] if name else layer_name
+    if not inside or block is model.get_submodule(layer_name):
+        return None
+    children = list(dict(block.named_children()))
+    behind = children[children.index(inside.split(".")[0]) + 1 :]
+    for child in behind:
+        found = dict(block.get_submodule(child).named_parameters())
+        if len(found) == 1 and "norm" not in type(block.get_submodule(child)).__name__.lower():
+            (scale,) = found.values()
+            if scale.shape == (width,):
+                return scale.detach()
+    own = [parameter for parameter in block.parameters(recurse=False) if parameter.shape == (width,)]
+    return own[1].detach() if len(own) == 2 else None  # one for attention, one for the MLP
+
+
 def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str, nn.Module]:
     """Find the one linear layer of `model` whose dotted name ends with `suffix`.
 

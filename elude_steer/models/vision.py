@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import ImageError, ModelError
-from elude_steer.models.hooks import block_of, find_layer, record, record_output
+from elude_steer.models.hooks import block_of, find_layer, find_stream_scale, record, record_output
 from elude_steer.models.loading import (
     as_dtype,
     check_device,
@@ -118,6 +118,11 @@ class Tower:
         if isinstance(self.layer, nn.Conv2d):
             return _read_positions(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
         return q.flatten(1, -2) if q.dim() > 3 else q  # channels-last maps: (batch, height x width, d_in)
+
+    @cached_property
+    def stream_scale(self) -> torch.Tensor | None:
+        """By what the layer's output is multiplied before it enters the residual stream, `(d_out,)`; None for 1."""
+        return find_stream_scale(self.model, self.layer_name, self.layer.weight.shape[0])  # type: ignore[union-attr]
 
     def token_indices(self, tokens: int) -> torch.Tensor:
         """Return the positions among `tokens` that count as instances."""

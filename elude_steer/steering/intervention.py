@@ -1,6 +1,7 @@
 """A plan as arithmetic on the target layer: what is added to its output, and on which patches.
 
-`PreparedPlan` is a plan with the weights of its sub-units; `ConceptEdit` is one concept of it. In shapes, m counts the
+`PreparedPlan` is a plan with the weights of its sub-units and detectors; `ScaledConcept` and `PlacedConcept` are one
+concept of it each. In shapes, m counts the
 sub-units of a concept. Tokens that stand before the patches (CLS) are in no region.
 """
 
@@ -16,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elude_steer.atlas.build.streams import firing_reference
+from elude_steer.atlas.calibration import Calibration
 from elude_steer.errors import ModelError
+from elude_steer.method.concept_fit import find_region
 from elude_steer.method.layers import SubUnits, layer_parameters
 from elude_steer.steering.plan import Concept, Plan
-from elude_steer.steering.regions import Region, concept_region, strongest_mask
+from elude_steer.steering.regions import Region, strongest_mask
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
 # Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has an attribute `shape`, as
@@ -31,32 +33,25 @@ ImageMemo = dict[tuple[Any, ...], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class ConceptEdit:
-    """The edited sub-units of one concept as tensors.
+class ScaledConcept:
+    """The scaled sub-units of one concept as tensors.
 
     Attributes:
         concept: the concept and its settings.
         sub_units: as arithmetic.
-        amounts: `(m,)` gains or values.
+        gains: `(m,)`.
         reference: `(m,)` activation at which each counts as fully on.
-        stream_offset: `(d_out,)` added besides in the concept's region, or None.
     """
 
     concept: Concept
     sub_units: EditableSubUnits
-    amounts: torch.Tensor
+    gains: torch.Tensor
     reference: torch.Tensor
-    stream_offset: torch.Tensor | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of its sub-units."""
         return tuple(edit.sub_unit for edit in self.concept.edits)
-
-    @property
-    def is_regional(self) -> bool:
-        """Whether all its sub-units change on one region, and not each on the patches where it fires most."""
-        return self.concept.is_placed or self.concept.settings.fits_region
 
     def activations(self, q: torch.Tensor, memo: ImageMemo | None = None) -> torch.Tensor:
         """Activations of its sub-units, `(tiles, tokens, m)` float32; computed once for each memo."""
@@ -77,58 +72,64 @@ class ConceptEdit:
         mask = F.pad(strongest_mask(activations[:, skipped:], nu, per), (0, 0, skipped, 0))
         return mask if memo is None else memo.setdefault(key, mask)
 
+    def output_change(self, q: torch.Tensor, skipped: int, memo: ImageMemo) -> torch.Tensor:
+        """The change of its activations, `(tiles, tokens, m)`."""
+        now = self.activations(q, memo)
+        change = (self.gains - 1) * now
+        return change if self.concept.settings.nu == "all" else change * self.strongest_tokens(now, skipped, memo)
+
 
 @dataclass(frozen=True, eq=False)
-class AllSubUnits:
-    """All sub-units of a layer, to find those that fire in the surroundings of a region.
+class PlacedConcept:
+    """A concept that is taken out of the stream on a region, or put in there.
 
     Attributes:
-        source: the atlas, or the dictionary in its place.
-        sub_units: as arithmetic.
-        reference: `(S,)` activation at which each counts as fully on.
+        concept: the concept and its settings.
+        detector: reads it from the layer's inputs.
+        calibration: says what its readings mean.
+        change: `(d_out,)` added to the layer's output on the region.
     """
 
-    source: SubUnitSource
-    sub_units: EditableSubUnits
-    reference: torch.Tensor
+    concept: Concept
+    detector: Callable[[torch.Tensor], torch.Tensor]
+    calibration: Calibration
+    change: torch.Tensor
 
-    @classmethod
-    def from_source(cls, source: SubUnitSource, layer: nn.Module) -> AllSubUnits:
-        """Take all sub-units of an atlas, on the layer's device."""
-        reference = firing_reference(source.references.activation).to(next(layer.parameters()).device)
-        return cls(source, source.sub_units(range(len(source)), layer), reference)
+    @property
+    def row(self) -> int:
+        """Its row in the calibration."""
+        return self.concept.detector.row if self.concept.detector else 0
 
-    def strongest(self, q: torch.Tensor, count: int, without: torch.Tensor) -> torch.Tensor:
-        """The sub-units that fire most in the mean over some tokens, `(count,)` or fewer.
+    def readings(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> torch.Tensor:
+        """Readings of its detector on patches, `(tiles, patches)`; computed once for each memo."""
+        key = ("reading", self.row)
+        if memo is not None and key in memo:
+            return memo[key]
+        readings = self.detector(q[:, skipped:])
+        return readings if memo is None else memo.setdefault(key, readings)
 
-        Args:
-            q: `(tokens, d_in)`.
-            count: how many at most.
-            without: sub-units that do not count.
-        """
-        share = self.sub_units.mean_activations(q) / self.reference
-        share[without] = -torch.inf
-        # Sub-units that do not fire there are no part of the surroundings, even if that leaves fewer than `count`.
-        return share.sort(descending=True, stable=True).indices[: min(count, int((share > 0).sum()))]
+    def presence(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> float:
+        """How much of what images with the concept reach this one reaches."""
+        return self.calibration.presence(self.row, self.readings(q, skipped, memo))
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedPlan:
-    """A plan ready for a layer: with the weights of its sub-units, on the layer's device.
+    """A plan ready for a layer: with the weights of its sub-units and detectors, on the layer's device.
 
     Attributes:
         plan: the plan.
-        concept_edits: its concepts that have sub-units.
+        scaled: its concepts in mode scale that have sub-units.
+        placed: its concepts in mode place.
         d_out: units of the layer.
         shape: rows and columns of a tile's patches. None: those of the image's `FindPatches`, else a single row.
-        all_sub_units: gives all sub-units of the layer; called only if a region is filled.
     """
 
     plan: Plan
-    concept_edits: tuple[ConceptEdit, ...]
+    scaled: tuple[ScaledConcept, ...]
+    placed: tuple[PlacedConcept, ...]
     d_out: int
     shape: tuple[int, int] | None
-    all_sub_units: Callable[[], AllSubUnits]
 
     @classmethod
     def from_plan(
@@ -137,59 +138,79 @@ class PreparedPlan:
         source: SubUnitSource,
         layer: nn.Module,
         shape: tuple[int, int] | None = None,
-        all_sub_units: Callable[[], AllSubUnits] | None = None,
         weights: dict[tuple[int, ...], EditableSubUnits] | None = None,
+        find_detector: Callable[[int], Callable[[torch.Tensor], torch.Tensor]] | None = None,
+        stream_scale: torch.Tensor | None = None,
     ) -> PreparedPlan:
-        """Gather the weights of a plan's sub-units; plans with the same sub-units share them through `weights`."""
+        """Gather the weights of a plan.
+
+        Args:
+            plan: the plan.
+            source: the atlas, or a dictionary in its place.
+            layer: the target.
+            shape: rows and columns of a tile's patches.
+            weights: shared by plans with the same sub-units.
+            find_detector: gives the detector of a row of the calibration; by default that of `source`.
+            stream_scale: `(d_out,)` by which the model multiplies the layer's output before it enters the stream.
+        """
         weights = {} if weights is None else weights
-        device, concept_edits = next(layer.parameters()).device, []
+        device, scaled, placed = next(layer.parameters()).device, [], []
         for concept in plan.concepts:
+            if concept.detector is not None:
+                row, calibration = concept.detector.row, source.require_calibration()
+                detector = find_detector(row) if find_detector else source.detector(row, layer)
+                sign = 1 if concept.role == "plus" else -1
+                change = sign * concept.settings.strength * calibration.direction(row).to(device)
+                change = change if stream_scale is None else divide_by_scale(change, stream_scale)
+                placed.append(PlacedConcept(concept, detector, calibration, change))
+                continue
             numbers = tuple(edit.sub_unit for edit in concept.edits)
             if numbers:
                 if numbers not in weights:
                     weights[numbers] = source.sub_units(numbers, layer)
-                amounts = torch.tensor([edit.amount for edit in concept.edits], device=device)
+                gains = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = source.references.activation[list(numbers)].to(device)
-                reach = plan.stream_reach(concept)
-                offset = reach * source.stream_outside(numbers).to(device) if reach else None
-                concept_edits.append(ConceptEdit(concept, weights[numbers], amounts, reference, offset))
-        gather_all = all_sub_units or (lambda: AllSubUnits.from_source(source, layer))
-        return cls(plan, tuple(concept_edits), source.d_out, shape, gather_all)
+                scaled.append(ScaledConcept(concept, weights[numbers], gains, reference))
+        return cls(plan, tuple(scaled), tuple(placed), source.d_out, shape)
+
+    def presences(self, q: torch.Tensor, find_patches: FindPatches | None = None) -> dict[str, float]:
+        """For each minus word in mode place, how much of what images with it reach this image reaches."""
+        skipped = self._token_layout(q, find_patches)[2]
+        return {one.concept.word: one.presence(q, skipped) for one in self.placed if one.concept.role == "minus"}
 
     def region(
         self,
-        edit: ConceptEdit,
+        placed: PlacedConcept,
         q: torch.Tensor,
         find_patches: FindPatches | None = None,
         memo: ImageMemo | None = None,
     ) -> torch.Tensor:
-        """Where a concept is placed or removed, `(tiles, tokens)` bool.
+        """Where a concept is taken out or put in, `(tiles, tokens)` bool.
 
-        That is what the user marked; else where the minus concepts fire, or for a minus concept where it fires itself.
+        That is what the user marked; else where the detector of the minus concept reads it, and nowhere if it is not
+        seen. A plus concept takes the region of its minus concept.
         """
-        rows, columns, skipped = self._token_layout(q, find_patches)
-        marked = self._marked_regions(edit.concept)
-        if marked:
+        skipped = self._token_layout(q, find_patches)[2]
+        marked = self._marked_region(placed.concept)
+        if marked is not None:
             if find_patches is None:
                 raise ModelError("a box or mask needs to know the image it lies on.")
-            mask = np.any([find_patches(one) for one in marked], axis=0)
-            region = torch.from_numpy(mask).to(q.device).reshape(len(q), -1)
-        else:
-            firing = [edit]
-            if edit.concept.is_placed:
-                firing = [one for one in self.concept_edits if one.concept.role == "minus"]
-            if not firing:
-                raise ModelError("nothing says where to place the plus words: every minus sub-unit is a plus one too.")
-            shares = [one.activations(q, memo)[:, skipped:] / firing_reference(one.reference) for one in firing]
-            region = concept_region(torch.cat(shares, -1).mean(-1), edit.concept.settings, (rows, columns))
+            region = torch.from_numpy(find_patches(marked)).to(q.device).reshape(len(q), -1)
+            return F.pad(region, (skipped, 0))
+        partner = self.plan.partner(placed.concept)
+        found = next((one for one in self.placed if one.concept is partner), None) if partner else placed
+        if found is None:
+            raise ModelError("nothing says where to place the plus words.")
+        settings, readings = found.concept.settings, found.readings(q, skipped, memo)
+        if not settings.force and found.presence(q, skipped, memo) < settings.seen:
+            return torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
+        region = find_region(readings.flatten(), settings.fit).reshape(readings.shape)
         return F.pad(region, (skipped, 0))
 
-    def _marked_regions(self, concept: Concept) -> list[Region]:
-        """The regions that the user marked for a concept; a placed one without any goes where minus ones are marked."""
-        marked = self.plan.marked_region(concept)
-        if marked is not None or not concept.is_placed:
-            return [marked] if marked is not None else []
-        return [c.where for c in self.plan.concepts if c.role == "minus" and c.where is not None]
+    def _marked_region(self, concept: Concept) -> Region | None:
+        """The region that the user marked for a concept; a plus concept without one goes where its minus one is."""
+        marked, partner = self.plan.marked_region(concept), self.plan.partner(concept)
+        return marked if marked is not None or partner is None else self.plan.marked_region(partner)
 
     def _token_layout(self, q: torch.Tensor, find_patches: FindPatches | None) -> tuple[int, int, int]:
         """Rows and columns of the patches, and how many tokens stand before them."""
@@ -212,64 +233,22 @@ class PreparedPlan:
         """
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
         memo = {} if memo is None else memo
-        for edit in self.concept_edits:
-            now = edit.activations(q, memo)
-            change = (edit.amounts - now) if edit.concept.is_placed else (edit.amounts - 1) * now
-            if edit.is_regional or edit.stream_offset is not None:
-                region = self.region(edit, q, find_patches, memo)[..., None]
-                if edit.stream_offset is not None:
-                    total += region * edit.stream_offset
-            if edit.is_regional:
-                change = change * region
-            elif edit.concept.settings.nu != "all":
-                skipped = self._token_layout(q, find_patches)[2]
-                change = change * edit.strongest_tokens(now, skipped, memo)
-            edit.sub_units.add_change(total, change)
-        self._add_fill(total, q, find_patches, memo)
+        for scaled in self.scaled:
+            skipped = 0 if scaled.concept.settings.nu == "all" else self._token_layout(q, find_patches)[2]
+            scaled.sub_units.add_change(total, scaled.output_change(q, skipped, memo))
+        for placed in self.placed:
+            total += self.region(placed, q, find_patches, memo)[..., None] * placed.change
         return _check_finite(total)
-
-    def _add_fill(
-        self, total: torch.Tensor, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo
-    ) -> None:
-        """Add what makes the regions of removed concepts look like their surroundings, on every patch once."""
-        filled = [
-            (edit, self.region(edit, q, find_patches, memo))
-            for edit in self.concept_edits
-            if self.plan.is_filled(edit.concept)
-        ]
-        if not filled:
-            return
-        taken = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
-        for edit in self.concept_edits:
-            if edit.concept.is_placed:
-                taken |= self.region(edit, q, find_patches, memo)
-        outside = ~torch.stack([taken, *(region for _, region in filled)]).any(0)
-        outside[:, : self._token_layout(q, find_patches)[2]] = False
-        for edit, region in filled:
-            self._fill_region(total, edit, q, region & ~taken, outside)
-            taken |= region
-
-    def _fill_region(
-        self, total: torch.Tensor, edit: ConceptEdit, q: torch.Tensor, region: torch.Tensor, outside: torch.Tensor
-    ) -> None:
-        if not region.any() or not outside.any():
-            return
-        everything, settings = self.all_sub_units(), edit.concept.settings
-        edited = torch.tensor([one.sub_unit for one in self.plan.edits], device=q.device)
-        strongest = everything.strongest(q[outside], settings.fill, edited)
-        amounts = settings.beta * everything.source.target_levels(strongest.cpu(), settings.level).to(q.device)
-        sub_units = everything.sub_units.select(strongest)
-        sub_units.add_change(total, (amounts - sub_units.activations(q)) * region[..., None])
 
     @property
     def can_fold(self) -> bool:
         """Whether the edit is a change of the layer's weight and bias: it is linear, in parts of the layer's units."""
-        return self.plan.is_linear and all(isinstance(edit.sub_units, SubUnits) for edit in self.concept_edits)
+        return self.plan.is_linear and all(isinstance(one.sub_units, SubUnits) for one in self.scaled)
 
     @cached_property
     def weight_change(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the edit adds to the layer's weight and bias, where it can be folded into them (`can_fold`)."""
-        parts = [(edit.sub_units, edit.amounts) for edit in self.concept_edits if isinstance(edit.sub_units, SubUnits)]
+        parts = [(one.sub_units, one.gains) for one in self.scaled if isinstance(one.sub_units, SubUnits)]
         d_in = parts[0][0].weight.shape[1] if parts else 0
         device = parts[0][1].device if parts else None
         weight, bias = torch.zeros(self.d_out, d_in, device=device), torch.zeros(self.d_out, device=device)
@@ -285,22 +264,32 @@ class PreparedPlan:
         """
         skipped = self._token_layout(q, find_patches)[2]
         maps: dict[str, tuple[Any, Any]] = {}
-        for edit in self.concept_edits:
-            now = edit.activations(q)
-            fires = (now / firing_reference(edit.reference)).clamp_min(0).mean(-1)
-            if edit.is_regional:
-                touched = self.region(edit, q, find_patches).float()
-            else:
-                touched = edit.strongest_tokens(now, skipped).float().mean(-1)
-                if self.plan.is_filled(edit.concept) or edit.stream_offset is not None:
-                    touched = touched.maximum(self.region(edit, q, find_patches).float())
-            maps[edit.concept.word] = (fires[:, skipped:].cpu().numpy(), touched[:, skipped:].cpu().numpy())
-        return maps
+        for scaled in self.scaled:
+            now = scaled.activations(q)
+            fires = (now / _firing_reference(scaled.reference)).clamp_min(0).mean(-1)[:, skipped:]
+            touched = scaled.strongest_tokens(now, skipped).float().mean(-1)[:, skipped:]
+            maps[scaled.concept.word] = (fires.cpu().numpy(), touched.cpu().numpy())
+        for placed in self.placed:
+            region = self.region(placed, q, find_patches)[:, skipped:].float()
+            maps[placed.concept.word] = (placed.readings(q, skipped).clamp_min(0).cpu().numpy(), region.cpu().numpy())
+        order = [concept.word for concept in self.plan.concepts]
+        return {word: maps[word] for word in order if word in maps}
+
+
+def divide_by_scale(change: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The change of a layer's output that makes this change of the stream; none in channels that are scaled to 0."""
+    scale = scale.to(change)
+    return torch.where(scale.abs() > 1e-6, change / torch.where(scale.abs() > 1e-6, scale, 1.0), 0.0)
+
+
+def _firing_reference(activation: torch.Tensor) -> torch.Tensor:
+    """Reference activations to compare with; infinite for a sub-unit that never fires."""
+    return torch.where(activation > 1e-6, activation, torch.inf)
 
 
 def _check_finite(values: torch.Tensor) -> torch.Tensor:
     if not torch.isfinite(values).all():
-        raise ModelError("the edit gives numbers that are not finite; use smaller gains (alpha, gamma, beta).")
+        raise ModelError("the edit gives numbers that are not finite; use smaller gains (alpha, gamma, strength).")
     return values
 
 

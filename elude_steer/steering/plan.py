@@ -1,10 +1,10 @@
-"""A plan of edits, made before anything runs: which sub-units stand for a concept, and how and where they change.
+"""A plan of edits, made before anything runs: which concepts change, and how and where.
 
-A concept is something to remove (`minus`) or to add (`plus`), named by a word. The sub-units whose labels are closest
-to the word stand for it. In mode `scale`, each of them is multiplied where it fires. In mode `place`, plus concepts are
-*placed*: their sub-units are set to a value on a region, by default the one where the minus concepts fire. The region
-of a removed concept can be *filled* with the sub-units that fire around it. The *stream* is the residual stream behind
-the layer.
+A concept is something to remove (`minus`) or to add (`plus`), named by a word. In mode `scale`, the sub-units whose
+labels are closest to the word stand for it, and each is multiplied where it fires. In mode `place`, the detector of the
+closest calibrated word reads the sub-units: it says whether a minus concept is in the image, and on which patches. What
+the concept carries in the residual stream is taken out there, and what a plus concept carries is put in. The first plus
+concept takes the region of the first minus concept, the second that of the second, unless the user marks a region.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from elude_steer.steering.sub_unit_source import SubUnitSource
 
 FAR = 0.45  # below this cosine a word counts as far from every label
+_NAMED = 12  # sub-units of a detector that a plan names
 
 NOT_LINEAR = (
-    "only an edit of every patch can be weights; this plan chooses patches, or sets values, for each image. "
+    "only an edit of every patch can be weights; this plan chooses patches for each image. "
     "The closest that can: mode scale, nu all (`--set mode=scale --set nu=all`); check its captions first."
 )
 
@@ -37,11 +38,14 @@ Words = str | Sequence[str] | Mapping[str, Mapping[str, Any]]  # as a mapping, e
 
 @dataclass(frozen=True)
 class Edit:
-    """The change of one sub-unit: `scale` multiplies its activation by `amount`, `set` replaces it with `amount`."""
+    """A sub-unit of a concept: `scale` multiplies its activation by `amount`; `read` gives it that weight and reads it.
+
+    Of a detector, only the sub-units with the largest weights are named.
+    """
 
     sub_unit: int
     unit: int
-    kind: Literal["scale", "set"]
+    kind: Literal["scale", "read"]
     amount: float
     label: str
     via: str
@@ -50,19 +54,34 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Detector:
+    """The calibrated word that stands for a concept: its row in the calibration, and its cosine to the user's word."""
+
+    row: int
+    word: str
+    similarity: float
+
+
+@dataclass(frozen=True)
 class Concept:
-    """A concept to remove (`minus`) or add (`plus`), with its settings, the edits of its sub-units, and its region."""
+    """A concept to remove (`minus`) or add (`plus`), with its settings, its sub-units, its region and its detector."""
 
     word: str
     role: Literal["minus", "plus"]
     settings: Settings
     edits: tuple[Edit, ...]
     where: Region | None = None
+    detector: Detector | None = None
 
     @property
     def is_placed(self) -> bool:
-        """Whether its sub-units are set and not scaled."""
-        return bool(self.edits) and self.edits[0].kind == "set"
+        """Whether something is put into a region: a plus concept in mode place."""
+        return self.role == "plus" and self.settings.mode == "place"
+
+    @property
+    def is_regional(self) -> bool:
+        """Whether the stream changes on a region, and not each sub-unit where it fires most."""
+        return self.settings.mode == "place"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,10 +96,10 @@ class Plan:
 
     Example:
         >>> from elude_steer import Plan, Steerer
-        >>> plan = Steerer.load("toyland").plan(minus=["dog"], kappa=4, fill=0, reach=0)
+        >>> plan = Steerer.load("toyland").plan(minus=["dog"])
         >>> print(plan)
-        -dog: 4 sub-units times -15 on the region with 35% of its peak, at most 12 patches a tile
-          4 by 'dog' (1.00)
+        -dog: taken out with strength 1 where it reads at least 40% of its peak, if it is seen
+          by 'dog' (1.00)
         >>> Plan.from_dict(plan.to_dict()) == plan
         True
     """
@@ -98,18 +117,14 @@ class Plan:
     @property
     def has_effect(self) -> bool:
         """Whether the plan can change anything."""
-        some = any(edit.kind == "set" or edit.amount != 1 for edit in self.edits)
-        return some or any(self.is_filled(concept) or self.stream_reach(concept) for concept in self.concepts)
+        if any(edit.kind == "scale" and edit.amount != 1 for edit in self.edits):
+            return True
+        return any(concept.detector is not None and concept.settings.strength for concept in self.concepts)
 
     @property
     def is_linear(self) -> bool:
-        """Whether the edit is linear in the layer's input: it scales on every patch, and sets nothing."""
-        touched = [c for c in self.concepts if c.edits]
-        if not all(c.settings.nu == "all" for c in touched):
-            return False
-        return not any(
-            c.is_placed or c.settings.fits_region or self.is_filled(c) or self.stream_reach(c) for c in touched
-        )
+        """Whether the edit is linear in the layer's input: it scales on every patch, and chooses no region."""
+        return not any(c.is_regional or c.settings.nu != "all" for c in self.concepts if c.edits)
 
     @property
     def key(self) -> str:
@@ -128,32 +143,14 @@ class Plan:
         elsewhere = concept.role == "minus" and any(other.is_placed for other in self.concepts)
         return concept.where or (None if elsewhere else self.where)
 
-    def stream_reach(self, concept: Concept) -> float:
-        """Multiple of the mean residual stream added to units that hold none of the concept's sub-units.
-
-        Negative when removing; 0 for a removed concept if another one is placed.
-        """
-        settings = concept.settings
-        if settings.mode != "place" or not concept.edits:
-            return 0.0
-        if concept.is_placed:
-            return settings.reach
-        if any(other.is_placed for other in self.concepts) or not self.has_surroundings(concept):
-            return 0.0
-        return -settings.reach
-
-    def has_surroundings(self, concept: Concept) -> bool:
-        """Whether the region of a removed concept leaves any patches around it."""
-        settings = concept.settings
-        return settings.nu != "all" or settings.fits_region or self.marked_region(concept) is not None
-
-    def is_filled(self, concept: Concept) -> bool:
-        """Whether the region of a removed concept is filled with its surroundings: not if something is placed there."""
-        settings = concept.settings
-        removed = concept.role == "minus" and settings.mode == "place" and bool(concept.edits)
-        if not removed or settings.fill <= 0 or not self.has_surroundings(concept):
-            return False
-        return not any(c.is_placed and self.marked_region(c) is None for c in self.concepts)
+    def partner(self, concept: Concept) -> Concept | None:
+        """The minus concept whose region a plus concept takes; None if its region is marked."""
+        if self.marked_region(concept) is not None or not concept.is_placed:
+            return None
+        placed = [one for one in self.concepts if one.is_placed and self.marked_region(one) is None]
+        removed = [one for one in self.concepts if one.role == "minus" and one.is_regional]
+        number = placed.index(concept)
+        return removed[number] if number < len(removed) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `Plan.from_dict` reads them back."""
@@ -169,6 +166,7 @@ class Plan:
                 Settings(**c["settings"]),
                 tuple(Edit(**e) for e in c["edits"]),
                 Region.from_dict(c.get("where")),
+                Detector(**c["detector"]) if c.get("detector") else None,
             )
             for c in values["concepts"]
         )
@@ -184,10 +182,16 @@ class Plan:
     def _describe(self, concept: Concept) -> list[str]:
         settings, count = concept.settings, len(concept.edits)
         sign, gain = ("+", settings.alpha) if concept.role == "plus" else ("-", settings.gamma)
-        level = f"set to {settings.beta:g} x {settings.level}"
-        change = level if concept.is_placed else f"times {gain:g}"
-        units = "sub-unit" if count == 1 else "sub-units"
-        lines = [f"{sign}{concept.word}: {count} {units} {change} on {self._describe_region(concept)}"]
+        if concept.is_regional:
+            change = "put in" if concept.is_placed else "taken out"
+            lines = [f"{sign}{concept.word}: {change} with strength {settings.strength:g} {self._describe_region(concept)}"]
+            if concept.detector is not None:
+                lines.append(f"  by '{concept.detector.word}' ({concept.detector.similarity:.2f})")
+            return lines
+        nu, units = settings.nu, "sub-unit" if count == 1 else "sub-units"
+        patches = f"{nu} patch{'' if nu == 1 else 'es'} {'an' if settings.per == 'image' else 'a'} {settings.per}"
+        where = "every patch" if nu == "all" else patches
+        lines = [f"{sign}{concept.word}: {count} {units} times {gain:g} on {where}"]
         counts: dict[tuple[str, float], int] = {}
         for edit in concept.edits:
             counts[edit.via, edit.similarity] = counts.get((edit.via, edit.similarity), 0) + 1
@@ -195,23 +199,16 @@ class Plan:
         more = f" and {len(matches) - 4} more words" if len(matches) > 4 else ""
         if matches:
             lines.append(f"  {', '.join(matches[:4])}{more}")
-        if reach := self.stream_reach(concept):
-            lines.append(f"  the units without one moved by {reach:g} x stream")
-        if self.is_filled(concept):
-            lines.append(f"  in its place {settings.fill} sub-units of the surroundings, {level}")
         return lines
 
     def _describe_region(self, concept: Concept) -> str:
-        settings, nu = concept.settings, concept.settings.nu
-        if (concept.is_placed or settings.fits_region) and self.marked_region(concept):
-            return "the marked region"
-        patches = f"{nu} patch{'' if nu == 1 else 'es'} {'an' if settings.per == 'image' else 'a'} {settings.per}"
-        if settings.fits_region:
-            limit = "" if nu == "all" else f", at most {patches}"
-            return f"the region with {settings.fit:.0%} of its peak{limit}"
-        if nu == "all":
-            return "every patch"
-        return f"a region of {patches}" if concept.is_placed else patches
+        settings, partner = concept.settings, self.partner(concept)
+        if self.marked_region(concept) is not None:
+            return "in the marked region"
+        if partner is not None:
+            return f"in place of '{partner.word}'"
+        where = f"where it reads at least {settings.fit:.0%} of its peak" if settings.fit else "in the whole image"
+        return where if settings.force else f"{where}, if it is seen"
 
 
 def make_plan(
@@ -244,19 +241,10 @@ def make_plan(
                 f"mode scale changes '{empty.word}' where its sub-units fire; where (a box or mask) is only for mode "
                 "place."
             )
-        _check_streams(atlas, empty.role, empty.settings)
         concept, more_notes = _find_concept(atlas, matcher, empty)
         concepts.append(concept)
         notes += more_notes
-    concepts = _share_out(atlas, concepts)
-    needs_region = any(concept.is_placed and concept.where is None for concept in concepts)
-    has_region = any(concept.role == "minus" and (concept.edits or concept.where) for concept in concepts)
-    if needs_region and region is None and not has_region:
-        raise SpecError(
-            "nothing says where to place: the sub-units of the minus words all belong to plus words, or are below "
-            "min_similarity; lower kappa, or give where."
-        )
-    return Plan(tuple(concepts), region, atlas.name, atlas.fingerprint), notes
+    return Plan(tuple(_share_out(concepts)), region, atlas.name, atlas.fingerprint), notes
 
 
 def read_concepts(
@@ -288,20 +276,31 @@ def read_concepts(
             own = {name: value for name, value in values.items() if name != "where"}
             chosen = merge_settings(own, settings or {}, defaults or {})
             own_region = Region.from_value(values.get("where"))
-            if chosen.mode == "place" and role == "plus" and not (own_region or region or removed):
-                raise SpecError(
-                    f"'{word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or "
-                    "mask)."
-                )
             concepts.append(Concept(word, role, chosen, (), own_region))
+    _check_places(concepts, region)
     return concepts
+
+
+def _check_places(concepts: Sequence[Concept], region: Region | None) -> None:
+    """Raise if nothing says where a plus concept goes."""
+    placed = [c for c in concepts if c.is_placed and c.where is None and region is None]
+    removed = [c for c in concepts if c.role == "minus" and c.is_regional]
+    if placed and not removed:
+        raise SpecError(
+            f"'{placed[0].word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or "
+            "mask)."
+        )
+    if len(placed) > len(removed):
+        raise SpecError(
+            f"'{placed[len(removed)].word}' has no place: each word to add takes that of one word to remove, and there "
+            f"are {len(placed)} to add and {len(removed)} to remove; name one more in minus, or give where."
+        )
 
 
 def check_foldable(concepts: Sequence[Concept]) -> None:
     """Raise if no plan of these concepts can be linear, whatever its edits (see `Plan.is_linear`)."""
     for concept in concepts:
-        placed = concept.settings.mode == "place" and concept.role == "plus"
-        if placed or concept.settings.nu != "all" or concept.settings.fits_region:
+        if concept.is_regional or concept.settings.nu != "all":
             raise SpecError(NOT_LINEAR)
 
 
@@ -324,61 +323,78 @@ def _read_words(role: str, value: Any) -> dict[str, tuple[str, Mapping[str, Any]
     return words
 
 
-def _check_streams(atlas: SubUnitSource, role: str, settings: Settings) -> None:
-    """Raise if the settings need streams that the atlas does not have."""
-    if settings.mode == "place" and role == "minus" and settings.fill:
-        atlas.target_levels([], settings.level)
-    if settings.mode == "place" and settings.reach:
-        atlas.target_levels([], "stream")
-
-
 def _find_concept(atlas: SubUnitSource, matcher: Matcher, concept: Concept) -> tuple[Concept, list[str]]:
-    """The concept with the edits of its sub-units, and notes if those are far from its word."""
-    word, role, settings = concept.word, concept.role, concept.settings
-    labels, notes = atlas.require_labels(), []
+    """The concept with its sub-units or its detector, and notes if those are far from its word."""
+    found = _find_detector if concept.is_regional else _find_sub_units
+    return found(atlas, matcher, concept)
+
+
+def _find_sub_units(atlas: SubUnitSource, matcher: Matcher, concept: Concept) -> tuple[Concept, list[str]]:
+    word, settings, labels = concept.word, concept.settings, atlas.require_labels()
     matches = labels.search(matcher, word, atlas.units.numpy(), limit=settings.kappa, by=settings.by)
     close = [match for match in matches if match.similarity >= settings.min_similarity]
     if not close:
-        best = max(matches, key=lambda match: match.similarity) if matches else None
-        near = f" (closest: '{best.via}', {best.similarity:.2f})" if best else ""
-        notes.append(
-            f"'{word}' is left out: no sub-unit of atlas '{atlas.name}' reaches min_similarity "
-            f"{settings.min_similarity:g}{near}."
-        )
-    elif close[0].similarity < FAR:
-        best = close[0]
-        notes.append(
-            f"'{word}' is far from every label of atlas '{atlas.name}' (closest: '{best.via}', {best.similarity:.2f}): "
-            f"its {len(close)} sub-units may not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
-        )
-    is_placed = settings.mode == "place" and role == "plus"
-    kind: Literal["scale", "set"] = "set" if is_placed else "scale"
-    amounts = [settings.alpha if role == "plus" else settings.gamma] * len(close)
-    if is_placed:
-        amounts = _place_amounts(atlas, [match.sub_unit for match in close], settings)
+        raise _too_far(atlas, matcher, word, settings)
+    amount = settings.alpha if concept.role == "plus" else settings.gamma
     edits = tuple(
-        Edit(match.sub_unit, match.unit, kind, amount, match.label, match.via, match.similarity, match.score)
-        for match, amount in zip(close, amounts, strict=True)
+        Edit(m.sub_unit, m.unit, "scale", amount, m.label, m.via, m.similarity, m.score) for m in close
     )
-    return replace(concept, edits=edits), notes
+    return replace(concept, edits=edits), _note_far(atlas, word, close[0].via, close[0].similarity)
 
 
-def _share_out(atlas: SubUnitSource, concepts: Sequence[Concept]) -> list[Concept]:
-    """The concepts with every sub-unit in one of them: in plus rather than minus, else in the first that has it."""
-    plus_units = {edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits}
+def _find_detector(atlas: SubUnitSource, matcher: Matcher, concept: Concept) -> tuple[Concept, list[str]]:
+    calibration, labels, word = atlas.require_calibration(), atlas.require_labels(), concept.word
+    similarities = labels.similarities(matcher, word)[calibration.words.numpy()]
+    row = int(similarities.argmax())
+    similarity, known = float(similarities[row]), labels.vocabulary[int(calibration.words[row])]
+    if similarity < concept.settings.min_similarity:
+        raise _too_far(atlas, matcher, word, concept.settings)
+    weights = calibration.detector(row)[0] * atlas.references.activation.clamp_min(0)
+    strongest = weights.sort(descending=True, stable=True).indices[:_NAMED].tolist()
+    edits = tuple(
+        Edit(n, int(atlas.units[n]), "read", float(weights[n]), labels[n], known, similarity, float(weights[n]))
+        for n in strongest
+        if weights[n] > 0
+    )
+    detector = Detector(row, known, similarity)
+    return replace(concept, edits=edits, detector=detector), _note_far(atlas, word, known, similarity)
+
+
+def _note_far(atlas: SubUnitSource, word: str, closest: str, similarity: float) -> list[str]:
+    if similarity >= FAR:
+        return []
+    return [
+        f"'{word}' is far from every label of atlas '{atlas.name}' (closest: '{closest}', {similarity:.2f}) and may "
+        f"not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
+    ]
+
+
+def _too_far(atlas: SubUnitSource, matcher: Matcher, word: str, settings: Settings) -> SpecError:
+    """The error for a word that no label is close to, with the closest ones."""
+    labels = atlas.require_labels()
+    similarities = labels.similarities(matcher, word)
+    order = (-similarities).argsort(kind="stable")[:3]
+    closest = ", ".join(f"'{labels.vocabulary[i]}' {similarities[i]:.2f}" for i in order)
+    return SpecError(
+        f"atlas '{atlas.name}' knows nothing like '{word}' (closest: {closest}; at least {settings.min_similarity:g} is "
+        "needed): use one of its words, or lower min_similarity."
+    )
+
+
+def _share_out(concepts: Sequence[Concept]) -> list[Concept]:
+    """The concepts with every scaled sub-unit in one of them: in plus rather than minus, else in the first with it."""
+    plus_units = {
+        edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits if edit.kind == "scale"
+    }
     taken: set[int] = set()
     shared: list[Concept] = []
     for concept in concepts:
+        if concept.is_regional:
+            shared.append(concept)
+            continue
         free = [e for e in concept.edits if e.sub_unit not in taken]
         if concept.role == "minus":
             free = [e for e in free if e.sub_unit not in plus_units]
         taken |= {e.sub_unit for e in free}
-        if len(free) < len(concept.edits) and concept.is_placed:  # sub-units of one unit share its level
-            amounts = _place_amounts(atlas, [e.sub_unit for e in free], concept.settings)
-            free = [replace(edit, amount=amount) for edit, amount in zip(free, amounts, strict=True)]
         shared.append(replace(concept, edits=tuple(free)))
     return shared
-
-
-def _place_amounts(atlas: SubUnitSource, sub_units: list[int], settings: Settings) -> list[float]:
-    return [float(value) for value in settings.beta * atlas.target_levels(sub_units, settings.level)]

@@ -1,7 +1,6 @@
 """Which patches an edit touches: those in a box or mask that the user marks, or those where a concept fires most.
 
-A region is a set of patches of one image. `Region` is one that the user marks, `concept_region` finds one from
-activations, and `ImagePatches` says which patches of one image a marked region covers.
+A region is a set of patches of one image. `Region` is one that the user marks, and `ImagePatches` says which patches of one image a marked region covers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 
 from elude_steer.errors import SpecError
 from elude_steer.models.images import open_image
-from elude_steer.specs import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -153,29 +151,6 @@ class ImagePatches:
     def shape(self) -> tuple[int, int]:
         """Rows and columns of patches in a tile."""
         return self.known_shape or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
-
-
-def concept_region(share: torch.Tensor, settings: Settings, shape: tuple[int, int]) -> torch.Tensor:
-    """The region where a concept fires, `(tiles, patches)` bool.
-
-    Args:
-        share: `(tiles, patches)` mean activation of its sub-units, as a share of their reference activations.
-        settings: nu, per, smooth and fit are used.
-        shape: rows and columns of a tile's patches.
-    """
-    share = smooth_over_neighbours(share, *shape) if settings.smooth else share
-    region = strongest_mask(share[..., None], settings.nu, settings.per)[..., 0]
-    peak = share.max()
-    return region & (share >= settings.fit * peak) if settings.fit and peak > 0 else region
-
-
-def smooth_over_neighbours(share: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The weighted mean of each patch and its neighbours; corners weigh half, and outside of a tile is 0."""
-    import torch  # not above, so that a wrong region is refused before torch is loaded
-    import torch.nn.functional as F
-
-    near = torch.tensor([[0.5, 1.0, 0.5], [1.0, 1.0, 1.0], [0.5, 1.0, 0.5]], device=share.device)[None, None] / 7
-    return F.conv2d(share.reshape(-1, 1, rows, columns), near, padding=1).reshape(share.shape)
 
 
 def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:

@@ -44,6 +44,7 @@ class SteeredCaption:
         notes: sentences on what the user should know.
         provenance: model, atlas, prompt, settings and versions.
         seconds: how long it took; of images that are captioned together, each one's share.
+        seen: minus word -> how much of what it reaches in images with it, it reaches in this one; only in mode place.
 
     Example:
         >>> from elude_steer import steer
@@ -63,6 +64,7 @@ class SteeredCaption:
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    seen: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gone(self) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ class SteeredCaption:
             "new": self.new,
             "plan": self.plan.to_dict(),
             "maps": maps,
+            "seen": {word: round(share, 4) for word, share in self.seen.items()},
             "notes": self.notes,
             "provenance": dict(self.provenance),
             "seconds": round(self.seconds, 3),
@@ -187,22 +190,44 @@ def _lines(text: str) -> list[tuple[bool, str]]:
 
 
 def result_notes(
-    baseline: str | None, caption: str, plan: Plan, maps: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    baseline: str | None,
+    caption: str,
+    plan: Plan,
+    maps: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    seen: Mapping[str, float],
 ) -> list[str]:
     """Sentences that explain a result that is probably not what the user wanted."""
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]
-    notes = []
+    notes, missed = [], unseen_words(plan, seen)
     for concept in plan.concepts:
-        if concept.role == "minus" and concept.word in maps and maps[concept.word][0].max() < 0.1:
-            notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
-    if caption == baseline:
+        if concept.word in missed:
+            what = "nothing was changed" if len(missed) == len(plan.words("minus")) else "it was left as it is"
+            reached = f"{max(0.0, seen[concept.word]):.1f} of what it reaches where it is"
+            notes.append(f"'{concept.word}' is not seen in this image ({reached}); {what}; `--force` edits anyway.")
+        elif concept.role == "minus" and concept.word not in seen and concept.word in maps:
+            if maps[concept.word][0].max() < 0.1:
+                notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
+    if caption == baseline and not missed:
         placed = any(concept.settings.mode == "place" for concept in plan.concepts)
         notes.append(
-            "the caption did not change; try more sub-units (kappa), more patches (nu), or "
-            + ("stronger gains (beta, gamma)." if placed else "stronger gains (alpha, gamma), or mode place.")
+            "the caption did not change; try "
+            + ("more strength, or a smaller fit." if placed else "more sub-units (kappa), more patches (nu), stronger "
+               "gains (alpha, gamma), or mode place.")
         )
     return notes
+
+
+def unseen_words(plan: Plan, seen: Mapping[str, float]) -> list[str]:
+    """The minus words that were left as they are because the image does not show them."""
+    return [
+        concept.word
+        for concept in plan.concepts
+        if concept.word in seen
+        and seen[concept.word] < concept.settings.seen
+        and not concept.settings.force
+        and plan.marked_region(concept) is None
+    ]
 
 
 def image_notes(source: SubUnitSource, q: torch.Tensor, positions: torch.Tensor) -> list[str]:

@@ -26,6 +26,8 @@ def merge_settings(*layers: Mapping[str, Any]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         for name, value in layer.items():
+            if name in Settings.removed:
+                raise SpecError(f"there is no setting '{name}' any more: {Settings.removed[name]}; use strength.")
             if name not in names:
                 known = ", ".join(names)
                 raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, names)} The settings are {known}.")
@@ -35,7 +37,7 @@ def merge_settings(*layers: Mapping[str, Any]) -> Settings:
 
 
 def format_setting(name: str, value: Any) -> str:
-    """A setting in words: `kappa 6`, `smooth`, `not smooth`."""
+    """A setting in words: `kappa 6`, `force`, `not force`."""
     if isinstance(value, bool):
         return name if value else f"not {name}"
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

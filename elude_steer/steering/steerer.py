@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -16,7 +16,7 @@ from torch import nn
 
 from elude_steer import __version__
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import EMBEDDED_ATLAS, check_captions, locate_atlas, read_defaults
+from elude_steer.atlas.manifest import EMBEDDED_ATLAS, check_captions, default_settings, locate_atlas, read_defaults
 from elude_steer.errors import AtlasError, EludeSteerWarning, LayerError, SpecError
 from elude_steer.models.images import open_image, open_images
 from elude_steer.models.loading import as_dtype, check_device
@@ -26,7 +26,7 @@ from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import SettingArguments
 from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
 from elude_steer.steering.caption_batches import MAX_BATCH_IMAGES, AtlasArguments, SteerArguments, caption_rows
-from elude_steer.steering.intervention import AllSubUnits, PreparedPlan
+from elude_steer.steering.intervention import PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, image_notes, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
@@ -117,7 +117,7 @@ class Steerer(Generic[Source]):
     @property
     def defaults(self) -> Mapping[str, Any]:
         """The settings of the atlas, used for what the caller leaves out."""
-        return self.atlas.about.get("spec", {}).get("steering", {})
+        return default_settings(self.atlas.about)
 
     def plan(
         self, *, minus: Words = (), plus: Words = (), where: Any = None, **settings: Unpack[SettingArguments]
@@ -254,10 +254,13 @@ class Steerer(Generic[Source]):
             found = []
             for plan, edits, caption in zip(plans, prepared, own[baseline:], strict=True):
                 maps = edits.maps(prefix.q[number], patches) if edits else {}
-                all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps))
+                seen = edits.presences(prefix.q[number], patches) if edits else {}
+                all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps, seen))
                 seconds = (time.perf_counter() - start) / len(images)
                 provenance = self._provenance(plan, prompt)
-                found.append(SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds))
+                found.append(
+                    SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds, seen)
+                )
             results.append(found)
         return results
 
@@ -321,14 +324,26 @@ class Steerer(Generic[Source]):
                 f"the plan was made with another atlas ('{plan.atlas}'), which numbers other sub-units; make it again."
             )
         return PreparedPlan.from_plan(
-            plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, lambda: self._all_sub_units, weights
+            plan,
+            self.atlas,
+            self.vlm.layer,
+            self.vlm.patch_shape,
+            weights,
+            self._detector,
+            self.vlm.stream_scale,
         )
 
+    def _detector(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        if row not in self._detectors:
+            # It stays for good, so it must not be made in the inference mode of the first caller.
+            with torch.inference_mode(False), torch.no_grad():
+                self._detectors[row] = self.atlas.detector(row, self.vlm.layer)
+        return self._detectors[row]
+
     @cached_property
-    def _all_sub_units(self) -> AllSubUnits:
-        # It stays for good, so it must not be made in the inference mode of the first caller.
-        with torch.inference_mode(False), torch.no_grad():
-            return AllSubUnits.from_source(self.atlas, self.vlm.layer)
+    def _detectors(self) -> dict[int, Callable[[torch.Tensor], torch.Tensor]]:
+        """The detectors of words that were used, by their row in the calibration."""
+        return {}
 
     @with_threads
     def embeds(self, image: Any, plan: Plan | None = None) -> torch.Tensor:

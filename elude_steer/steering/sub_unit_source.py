@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from elude_steer.atlas.calibration import Calibration
 from elude_steer.atlas.labels import Labels
 
 
@@ -20,14 +21,8 @@ class EditableSubUnits(Protocol):
     def activations(self, q: torch.Tensor, /) -> torch.Tensor:
         """`(…, m)` of inputs `(…, d_in)`."""
 
-    def mean_activations(self, q: torch.Tensor, /) -> torch.Tensor:
-        """`(m,)` mean over tokens `(tokens, d_in)`."""
-
     def add_change(self, total: torch.Tensor, change: torch.Tensor, /) -> None:
         """Add to `total`, `(…, d_out)`, what a change of their activations, `(…, m)`, writes."""
-
-    def select(self, rows: torch.Tensor, /) -> Self:
-        """The sub-units with these row numbers."""
 
 
 class ReferenceActivations(Protocol):
@@ -76,8 +71,8 @@ class SubUnitSource(Protocol):
     def sub_units(self, numbers: torch.Tensor | Sequence[int], layer: nn.Module, /) -> EditableSubUnits:
         """Some sub-units as arithmetic, on the layer's device."""
 
-    def target_levels(self, numbers: torch.Tensor | Sequence[int], level: str, /) -> torch.Tensor:
-        """`(n,)` what the sub-units of one concept are set to multiples of."""
+    def require_calibration(self) -> Calibration:
+        """The detectors and directions of words; raises where there are none."""
 
-    def stream_outside(self, numbers: torch.Tensor | Sequence[int], /) -> torch.Tensor:
-        """`(d_out,)` mean residual stream of a concept on the units that hold none of its sub-units."""
+    def detector(self, row: int, layer: nn.Module, /) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The detector of a calibrated word: from inputs `(…, d_in)` of the layer to readings `(…)`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import yaml
 
-from elude_steer.errors import SpecError, did_you_mean, type_with_article, with_article
+from elude_steer.errors import EludeSteerWarning, SpecError, did_you_mean, type_with_article, with_article
 
 Document = TypeVar("Document")
 _TAG = "tag:yaml.org,2002:"
@@ -39,6 +40,7 @@ def parse_document(kind: type[Document], text: str, source: str = "<text>") -> D
     document = reader.read_section(kind, node, "", 1) if node is not None else None
     if reader.problems:
         raise SpecError(reader.problems)
+    reader.warn_of_removed()
     return cast(Document, document)
 
 
@@ -132,6 +134,7 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
             document = reader.read_section(type(document), node, "", 0, base=document)
         assigned.add(path)
         problems += reader.problems
+        reader.warn_of_removed()
     if problems:
         raise SpecError(problems)
     return document
@@ -143,6 +146,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems: list[str] = []
+        self.removed: dict[str, list[str]] = {}  # keys of older versions by the reason why they have no effect
 
     def note(self, line: int, path: str, problem: str) -> None:
         place = f"{self.source}:{line}" if line else self.source
@@ -178,7 +182,9 @@ class _Reader:
         for key_node, value_node in node.value:
             key, key_line = _node_text(key_node), _line(key_node)
             inner = f"{path}.{key}" if path else key
-            if key not in items:
+            if key in getattr(kind, "removed", {}):
+                self.removed.setdefault(kind.removed[key], []).append(inner)  # type: ignore[attr-defined]
+            elif key not in items:
                 hint = did_you_mean(key, list(items)) or f" Its keys are {', '.join(items)}."
                 self.note(key_line, inner, f"no such key in {path or 'this document'}.{hint}")
             elif key in lines:
@@ -192,6 +198,13 @@ class _Reader:
         if self.problems:
             return base
         return kind(**values) if base is None else replace(base, **values)
+
+    def warn_of_removed(self) -> None:
+        """Say which keys of an older version have no effect any more; the rest of the document counts."""
+        for reason, places in self.removed.items():
+            verb = "is a key of an older version and has" if len(places) == 1 else "are keys of an older version and have"
+            message = f"{self.source}: {', '.join(places)} {verb} no effect: {reason}."
+            warnings.warn(message, EludeSteerWarning, stacklevel=4)
 
     def note_missing(self, absent: Sequence[Field[Any]], kinds: Mapping[str, Any], path: str, line: int) -> None:
         """Note the absent keys that have no default."""

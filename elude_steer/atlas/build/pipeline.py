@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.calibrating import MIN_IMAGES, add_calibration
 from elude_steer.atlas.build.labelling import (
     add_labels,
     check_same_images,
@@ -28,13 +30,12 @@ from elude_steer.atlas.build.pooling import (
     rank_images,
 )
 from elude_steer.atlas.build.stages import Build, StageFolder
-from elude_steer.atlas.build.streams import add_streams, measure_streams
 from elude_steer.atlas.build.sub_units import assemble_atlas, split_units
 from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.atlas.build.unit_clusters import cluster_units, rank_instances
 from elude_steer.atlas.manifest import check_name, check_target
-from elude_steer.errors import SpecError
+from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.models.images import image_set
 from elude_steer.models.loading import as_dtype, check_device
 from elude_steer.models.vision import Tower, load_timm, load_vision
@@ -136,9 +137,6 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
     if labelling is None:
         return atlas, None
 
-    streams = measure_streams(build, split, atlas)
-    atlas = add_streams(atlas, streams)
-
     pooled = pool_activations(build, split, atlas)
     atlas = add_familiarity(build, atlas, pooled)
     ranking = rank_images(build, pooled)
@@ -149,50 +147,68 @@ def run_stages(build: Build, model: Mapping[str, Any]) -> tuple[Atlas, dict[str,
     evidence = gather_evidence(build, atlas, settings, fit, pooled, ranking)
     atlas = add_labels(build, atlas, labelling, settings, evidence, pooled, ranking)
     atlas = add_references(build, atlas, ranking)
+    atlas = add_calibration(build, atlas, labelling, pooled, vectors)
     return atlas, make_thumbnails(build, atlas)
 
 
-def measure_again(
+def calibrate(
     atlas: str | Path,
     out: str | Path,
     *,
     images: Any = None,
+    settings: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
     work: str | Path | None = None,
     quiet: bool = False,
 ) -> Atlas:
-    """Add `familiarity` to an atlas that was built without it; no other file but the manifest changes.
+    """Add `calibration` and `familiarity` to an atlas that was built without; its sub-units and labels stay.
 
-    The probing images go through the tower once more. The new file is the one that a build would write: to the
-    bit where labels come from all probing images, otherwise up to rounding.
+    The probing images go through the tower once more. The new files are those that a build would write: to the bit
+    where labels come from all probing images, otherwise up to rounding.
 
     Args:
         atlas: a folder, a name or a Hub id.
         out: the folder to write.
         images: the probing images, if the atlas's spec leaves them open.
+        settings: changes to the spec, such as `labels.scorer=FOLDER` or `calibration.fit=0`.
         device: where the model runs.
         threads: how many, one core each; by default all cores.
         work: the folder for unfinished and reusable stages.
         quiet: hide progress bars.
 
     Example:
-        >>> measure_again("my-atlas", "my-atlas-2", images="photos/")
+        >>> calibrate("my-atlas", "my-atlas-2", images="photos/")
     """
     loaded, target = Atlas.load(atlas), check_target(Path(out))
+    loaded.require_labels()
     check_counts(threads, None)
-    spec = parse_spec(json.dumps(loaded.about["spec"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EludeSteerWarning)  # keys of older versions: the new manifest leaves them out
+        spec = override(parse_spec(json.dumps(loaded.about["spec"])), settings)
     source = images if images is not None else spec.images.source
     if source is None:
-        raise SpecError(f"the spec of atlas '{loaded.name}' leaves the probing images open; pass images=….")
+        raise SpecError(f"the spec of atlas '{loaded.name}' leaves the probing images open; pass --images FOLDER.")
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     with worker_group(None, threads) as workers:
         run = Build(load_tower(spec.model, device), probing_images, spec, workers, work_folder(work), quiet)
         loaded.check(run.tower.layer, run.tower.read_stored)
+        labelling = prepare_labelling(run)
+        if labelling is None:
+            raise SpecError("calibration needs the dual encoder that gave the labels: --set labels.scorer=ID.")
+        if tuple(labelling.vocabulary) != loaded.require_labels().vocabulary:
+            raise SpecError(f"the vocabulary is not that of the labels of atlas '{loaded.name}'; set labels.vocabulary.")
         pooled = pool_activations(run, StageFolder(run.work, loaded.fingerprint), loaded)
+        vectors = embed_images(run, labelling)
+        measured = add_calibration(run, add_familiarity(run, loaded, pooled), labelling, pooled, vectors)
+        if measured.calibration is None:
+            raise SpecError(f"too few images to calibrate with; give at least {MIN_IMAGES}.")
         folder = loaded.folder / "thumbnails" if loaded.folder else Path()
         thumbnails = {path.name: path.read_bytes() for path in sorted(folder.glob("*.jpg"))}
-        return Atlas.load(add_familiarity(run, loaded, pooled).save(target, thumbnails))
+        about = {**measured.about, "spec": asdict(run.spec)}
+        saved = Atlas.load(replace(measured, about=about).save(target, thumbnails))
+        run.remove_cache()
+        return saved
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:

@@ -120,11 +120,11 @@ class Build:
         if not spec.tokens.reuse or spec.labels.scorer is None or not self.images.length:
             return ActivationCache(self.tower, None)
         folder = self.open_stage("activations", *self.source, spec.tokens.batch_size).path
-        steps = [self.image_step(count) for count in (spec.labels.images, spec.references.streams) if count]
+        step = self.image_step(spec.labels.images)
         return ActivationCache(
             self.tower,
             folder,
-            keep=lambda index: any(index % step == 0 for step in steps),
+            keep=lambda index: index % step == 0,
             processes=self.workers.world,
         )
 

@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elude_steer.atlas.calibration import Calibration
 from elude_steer.atlas.labels import Labels
+from elude_steer.errors import AtlasError
 from elude_steer.method.layers import layer_parameters
 
 
@@ -73,17 +75,9 @@ class Latents:
         """Activations `(…, m)` for inputs `(…, d_in)`."""
         return self.dictionary.read(q)[..., self.rows]
 
-    def mean_activations(self, q: torch.Tensor) -> torch.Tensor:
-        """Mean activations over tokens, `(m,)`."""
-        return self.activations(q).mean(0)
-
     def add_change(self, total: torch.Tensor, change: torch.Tensor) -> None:
         """Add to `total` what a change of the activations writes."""
         total += change @ self.dictionary.write[self.rows]
-
-    def select(self, rows: torch.Tensor) -> Latents:
-        """A subset of these latents."""
-        return Latents(self.dictionary, self.rows[rows])
 
 
 @dataclass(frozen=True)
@@ -101,14 +95,14 @@ class NamedDictionary:
         dictionary: the latents.
         labels: the concepts of each latent.
         references: the activations that count as fully on.
-        streams: `(S, d_out)` mean residual stream after the layer where each latent fires, minus the mean over all.
+        calibration: the detectors and directions of words, for mode place.
         about: replaces the atlas's manifest.
     """
 
     dictionary: Dictionary
     labels: Labels
     references: Levels
-    streams: torch.Tensor | None = None
+    calibration: Calibration | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -131,10 +125,10 @@ class NamedDictionary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the latents, their labels, their reference activations and their streams."""
+        """Hash of the latents, their labels, their reference activations and their calibration."""
         digest = hashlib.sha256(self.labels.words.tobytes() + self.labels.scores.tobytes())
-        streams = [] if self.streams is None else [self.streams]
-        for tensor in (self.dictionary.atoms, self.references.activation, *streams):
+        calibration = [] if self.calibration is None else vars(self.calibration).values()
+        for tensor in (self.dictionary.atoms, self.references.activation, *calibration):
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
@@ -149,25 +143,14 @@ class NamedDictionary:
         """Some latents, with the interface that an edit needs."""
         return Latents(self.dictionary, torch.as_tensor(numbers, dtype=torch.long).to(self.dictionary.write.device))
 
-    def target_levels(self, numbers: torch.Tensor | Sequence[int], level: str) -> torch.Tensor:
-        """The activations that count as on for the latents of one concept, `(n,)`.
+    def require_calibration(self) -> Calibration:
+        """The calibration; raises if there is none."""
+        if self.calibration is None:
+            raise AtlasError(f"the dictionary '{self.name}' is not calibrated; use mode scale.")
+        return self.calibration
 
-        With `reference`, each latent has its own level. With `stream`, the latents together write what the stream
-        carries where the concept is, as closely as they can; the smallest such activations are taken. For parts of
-        units this equals what an atlas does.
-        """
-        rows = torch.as_tensor(numbers, dtype=torch.long)
-        if level == "reference" or self.streams is None or not len(rows):
-            return self.references.activation[rows]
-        carried = self.streams[rows].double().mean(0)
-        return (torch.linalg.pinv(self._writes(rows).double().T) @ carried).float()
-
-    def stream_outside(self, numbers: torch.Tensor | Sequence[int]) -> torch.Tensor:
-        """The part of a concept's stream that its latents do not write, `(d_out,)`."""
-        rows = torch.as_tensor(numbers, dtype=torch.long)
-        if self.streams is None:
-            return torch.zeros(self.d_out)
-        return self.streams[rows].float().mean(0) - self.target_levels(rows, "stream") @ self._writes(rows)
-
-    def _writes(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.dictionary.write[rows.to(self.dictionary.write.device)].cpu()
+    def detector(self, row: int, layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The detector of a calibrated word, from the layer's inputs to readings."""
+        weights, bias = self.require_calibration().detector(row)
+        weights = weights.to(self.dictionary.write.device)
+        return lambda q: self.dictionary.read(q.float()) @ weights + bias

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.atlas.build.streams import FIRING_SHARE, firing_reference, subtract_mean, sum_where_firing
+from elude_steer.atlas.calibration import Calibration, finish_calibration
 from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.vocabulary import read_vocabulary
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
 from elude_steer.evaluation.compare.image_activations import ImageActivations
 from elude_steer.method.clip_dissect import Dissection, dissect
+from elude_steer.method.concept_fit import StreamSums, fit_detectors, measure_presence, strongest_mean
 from elude_steer.models.dual_encoder import load_dual_encoder
 
 
@@ -50,8 +52,9 @@ def label_dictionary(
     *,
     keep: int = 32,
     instances: int = 16,
+    fit: float = 0.4,
 ) -> NamedDictionary:
-    """Label the latents by dissection, and compute their reference activations and streams.
+    """Label the latents by dissection, and compute their reference activations; then calibrate the words.
 
     Args:
         dictionary: the latents.
@@ -60,6 +63,7 @@ def label_dictionary(
         settings: settings of the dissection.
         keep: number of words to keep for each latent.
         instances: number of images whose mean activation is the reference.
+        fit: see `calibrate_dictionary`.
     """
     pooled = torch.stack([dictionary.read(q).max(0).values for q in images.layer_inputs()])  # (images, S)
     reference = pooled.sort(dim=0, descending=True).values[:instances].mean(0)
@@ -75,18 +79,36 @@ def label_dictionary(
         words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
     groups = np.arange(count, dtype=np.int32)
     labels = Labels(tuple(vocabulary.words), words, scores, groups, {"pictures": len(images), **asdict(settings)})
-    labelled = NamedDictionary(dictionary, labels, Levels(reference), _mean_streams(dictionary, images, reference))
+    labelled = NamedDictionary(dictionary, labels, Levels(reference), calibrate_dictionary(dictionary, images, vocabulary, fit))
     # Stored results of sweeps are found again by these.
     return replace(labelled, about={"name": labelled.name, "atoms": labelled.fingerprint})
 
 
-def _mean_streams(dictionary: Dictionary, images: ImageActivations, reference: torch.Tensor) -> torch.Tensor:
-    """The mean stream where each latent fires, minus the mean over all latents, `(S, d_out)`."""
-    floor = FIRING_SHARE * firing_reference(reference)
-    sums = torch.zeros(len(dictionary), dictionary.write.shape[1], dtype=torch.float64)
-    counts = torch.zeros(len(dictionary), dtype=torch.float64)
-    for q, stream in images.activations():
-        more, firing = sum_where_firing(dictionary.read(q), stream, floor)
-        sums += more.double()
-        counts += firing.double()
-    return subtract_mean(sums, counts)
+@torch.inference_mode()
+def calibrate_dictionary(
+    dictionary: Dictionary, images: ImageActivations, vocabulary: Vocabulary, fit: float
+) -> Calibration:
+    """Find the detectors and directions of all words, as the build of an atlas does.
+
+    Args:
+        dictionary: the latents.
+        images: the images to find them with.
+        vocabulary: the words.
+        fit: the share of the highest reading that the patches of a region have.
+    """
+    presence = measure_presence(torch.from_numpy(images.vectors).float() @ vocabulary.vectors.float().T)
+    means = torch.stack([dictionary.read(q).mean(0) for q in images.layer_inputs()])
+    weights, bias = fit_detectors(means, presence)
+    detectors, offset, sums = weights.float(), bias.float(), None
+    strongest, mean = [], []
+    for (q, stream), degree in zip(images.activations(), presence.degree, strict=True):
+        readings = dictionary.read(q) @ detectors.T + offset
+        sums = sums or StreamSums.empty(len(weights), stream.shape[1])
+        sums.add(readings, stream, degree, fit)
+        strongest.append(strongest_mean(readings))
+        mean.append(readings.mean(0))
+    if sums is None:
+        raise SpecError("there are no images to calibrate with.")
+    pooled = torch.stack(strongest), torch.stack(mean)
+    words = torch.arange(len(vocabulary.words))
+    return finish_calibration(words, weights, bias, sums.directions(), pooled, presence, fit)

@@ -227,7 +227,7 @@ class Comparison:
         if method.kind == "atlas":  # it has labels from the same dissection of the same images
             atlas = self.atlas(method, seed)
             levels = Levels(atlas.references.activation)
-            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.streams, atlas.about)
+            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.calibration, atlas.about)
         labels = self.spec.labels
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob

@@ -1,0 +1,133 @@
+"""What an atlas knows of each word as a whole: how its sub-units tell whether and where it is, and what it adds.
+
+`method/concept_fit.py` says how detectors and directions are found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from elude_steer.method.concept_fit import Presence, strongest_mean
+from elude_steer.utils.files import read_tensors, write_tensors
+
+FILE = "calibration.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class LinearReading:
+    """A detector as a linear function of a layer's input: weight `(d_in,)` and bias `()`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:
+        """Readings `(…)` of inputs `(…, d_in)`."""
+        return q.float() @ self.weight + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The detectors and directions of W words.
+
+    A detector reads 0 on images without its word and 1 where the word is strongest in images with it.
+
+    Attributes:
+        words: `(W,)` int32, the numbers of the words in the vocabulary.
+        weights: `(W, S)` float16, the weights of the sub-units, as shares of the largest.
+        scale: `(W,)` the largest weight.
+        bias: `(W,)`.
+        levels: `(W, 2)` the readings of images without and with the word: means over their strongest patches, or
+            over all if `fit` is 0.
+        directions: `(W, d_out)` float16, what a word adds to the residual stream.
+        fit: `()` the share of the highest reading that the patches of a region have; see `find_region`.
+    """
+
+    words: torch.Tensor
+    weights: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor
+    levels: torch.Tensor
+    directions: torch.Tensor
+    fit: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def row(self, word: int) -> int | None:
+        """The row of a word of the vocabulary; None if it was not calibrated."""
+        found = (self.words == word).nonzero()
+        return int(found[0]) if len(found) else None
+
+    def detector(self, row: int) -> tuple[torch.Tensor, float]:
+        """The weights of all sub-units, `(S,)`, and the bias."""
+        return self.weights[row].float() * self.scale[row], float(self.bias[row])
+
+    def direction(self, row: int) -> torch.Tensor:
+        """What the word adds to the stream, `(d_out,)`."""
+        return self.directions[row].float()
+
+    def presence(self, row: int, readings: torch.Tensor) -> float:
+        """How much of what images with the word reach an image reaches: about 0 without it, about 1 with it.
+
+        Args:
+            row: of the word.
+            readings: of its detector on all patches of the image.
+        """
+        flat = readings.flatten().float()
+        pooled = strongest_mean(flat) if float(self.fit) else flat.mean()
+        low, high = self.levels[row].tolist()
+        return (float(pooled) - low) / max(high - low, 1e-9)
+
+    def save(self, folder: Path) -> None:
+        """Write the file of an atlas."""
+        write_tensors(folder / FILE, {name: tensor.contiguous() for name, tensor in vars(self).items()})
+
+    @classmethod
+    def load(cls, folder: Path) -> Calibration | None:
+        """Read the file of an atlas; None if it has none."""
+        path = folder / FILE
+        return cls(**read_tensors(path)) if path.is_file() else None
+
+
+def finish_calibration(
+    words: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor,
+    directions: torch.Tensor,
+    pooled: tuple[torch.Tensor, torch.Tensor],
+    presence: Presence,
+    fit: float,
+) -> Calibration:
+    """Put detectors and directions on an absolute scale.
+
+    Args:
+        words: `(W,)` their numbers in the vocabulary.
+        weights: `(W, S)` of the detectors.
+        bias: `(W,)` of the detectors.
+        directions: `(W, d_out)`.
+        pooled: `(N, W)` each, the mean over the strongest patches of an image, and over all.
+        presence: of the words in these images.
+        fit: the share of the highest reading that the patches of a region have.
+    """
+    strongest, mean = (values.double() for values in pooled)
+    peak = _medians(strongest, presence.shows).clamp_min(1e-9)
+    readings = (strongest if fit else mean) / peak
+    levels = torch.stack([_medians(readings, presence.lacks), _medians(readings, presence.shows)], 1)
+    weights = weights.double() / peak[:, None]
+    scale = weights.abs().amax(1).clamp_min(1e-30)
+    return Calibration(
+        words.int(),
+        (weights / scale[:, None]).half(),
+        scale.float(),
+        (bias.double() / peak).float(),
+        levels.float(),
+        directions.half(),
+        torch.tensor(float(fit)),
+    )
+
+
+def _medians(values: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    return torch.stack([column[mask].median() for column, mask in zip(values.T, masks.T, strict=True)])
