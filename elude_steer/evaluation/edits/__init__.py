@@ -4,7 +4,8 @@ from typing import Literal
 
 from elude_steer.errors import SpecError
 
-Kind = Literal["remove", "replace", "absent"]  # of edits; `absent` removes what is not there
+# Of edits: `two` replaces two objects at once, `place` replaces the place, `absent` removes what is not there.
+Kind = Literal["remove", "replace", "two", "place", "absent"]
 
 
 def parse_scenes(source: str) -> tuple[Literal["toyland", "photos"], str]:

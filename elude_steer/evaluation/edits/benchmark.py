@@ -29,11 +29,19 @@ _MAX_OBJECTS = 3  # in a scene of toyland
 
 @dataclass(frozen=True)
 class Reading:
-    """What a caption names, and whether it is a sentence; `well_formed` is None without a grammar."""
+    """What a caption names, and whether it is a sentence.
+
+    Attributes:
+        objects: the objects that it names.
+        places: the places that it names.
+        well_formed: whether it is a sentence; None without a grammar.
+        repeated: the objects that it names more than once.
+    """
 
     objects: frozenset[str]
     places: frozenset[str] = frozenset()
     well_formed: bool | None = None
+    repeated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +52,13 @@ class Case:
         source: the image, or the path of its file.
         objects: the objects in the image.
         possible: further objects of which nobody can say that they are absent; they do not count as invented.
+        places: the place that the image shows, if it is known.
     """
 
     source: Any
     objects: frozenset[str]
     possible: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
 
     @property
     def image(self) -> Any:
@@ -65,12 +75,14 @@ class World:
         cases: the images.
         vocabulary: the names of all objects.
         read: returns what a caption names.
+        places: the names of all places, where they are known.
     """
 
     name: str
     cases: Sequence[Case]
     vocabulary: tuple[str, ...]
     read: Callable[[str], Reading]
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,7 @@ class Task:
         minus: the object to remove, which the baseline names.
         plus: the object to put in its place; None to only remove.
         present: whether `minus` is in the image; otherwise the caption should stay as it is.
+        second: another object to replace at the same time, and the object to put in its place.
     """
 
     case: int
@@ -90,6 +103,17 @@ class Task:
     minus: str
     plus: str | None = None
     present: bool = True
+    second: tuple[str, str] | None = None
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """All that is to go."""
+        return (self.minus, self.second[0]) if self.second else (self.minus,)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """All that is to come."""
+        return (*([self.plus] if self.plus else []), *([self.second[1]] if self.second else []))
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,7 @@ class Outcome:
         kept: the share of the baseline's other objects and places that are still named.
         invented: named objects that are neither in the image nor requested.
         well_formed: whether the caption is a sentence; None without a grammar.
+        repeated: objects that the caption names more than once and the baseline does not.
         likelihood: mean log-probability of the caption's tokens minus that of the baseline's, under the unsteered
             model. It drops if the sentence breaks, and a little if a good sentence says something false, so compare it
             between edits. None if it was not computed.
@@ -116,6 +141,7 @@ class Outcome:
     kept: float
     invented: tuple[str, ...]
     well_formed: bool | None
+    repeated: tuple[str, ...] = ()
     likelihood: float | None = None
 
     @property
@@ -130,8 +156,9 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        """Whether the edit did what was requested, and nothing else."""
-        return self.success and self.kept == 1 and not self.invented
+        """Whether the edit did what was requested and nothing else, in a sentence that names nothing twice."""
+        whole = self.well_formed is not False and not self.repeated
+        return self.success and self.kept == 1 and not self.invented and whole
 
 
 @dataclass(frozen=True)
@@ -139,13 +166,13 @@ class Score:
     """Shares over many edits, with 95 % intervals.
 
     Attributes:
-        kind: remove, replace or absent.
+        kind: as in `make_tasks`.
         edits: number of edits.
         success: share of edits that did what was requested; for `absent`, of captions that stayed as they were.
         gone: share in which the removed object is no longer named.
         kept: mean share of the baseline's other objects and places that are still named.
         invented: share that name an object which is neither in the image nor requested.
-        clean: share that did what was requested and nothing else.
+        clean: share that did what was requested and nothing else, in a sentence that names nothing twice.
         well_formed: share of captions that are sentences; None without a grammar.
         harmonic: harmonic mean of success and kept.
         intervals: 95 % interval of each of these values that is known.
@@ -191,35 +218,45 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
     while len(cases) < count:
         for scene in track(scenes(seed, count, start=start), "drawing", "scenes", count):
             if len(scene.things) >= min_objects and all(thing.visible >= min_visible for thing in scene.things):
-                cases.append(Case(scene.image, frozenset(scene.objects)))
+                cases.append(Case(scene.image, frozenset(scene.objects), places=frozenset([scene.background])))
         start += count
 
     def read(caption: str) -> Reading:
         parsed = parse(caption)
         places = frozenset([parsed.place]) if parsed.place in PLACES else frozenset[str]()
-        return Reading(frozenset(parsed.objects), places, parsed.well_formed)
+        repeated = frozenset(word for word in parsed.objects if parsed.objects.count(word) > 1)
+        return Reading(frozenset(parsed.objects), places, parsed.well_formed, repeated)
 
-    return World(f"toyland:{seed}:{min_objects}:{min_visible:g}", cases[:count], tuple(OBJECTS), read)
+    name = f"toyland:{seed}:{min_objects}:{min_visible:g}"
+    return World(name, cases[:count], tuple(OBJECTS), read, tuple(PLACES))
 
 
 def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0) -> list[Task]:
     """One edit per image, of an object that is there and that the baseline names; skip images without one.
 
-    For `absent` it is an object that is not there and that the baseline does not name.
+    For `absent` it is an object that is not there and that the baseline does not name; for `place` it is the place; for
+    `two` there are two objects.
     """
     if kind not in get_args(Kind):
-        raise SpecError(f"an edit is 'remove', 'replace' or 'absent', not '{kind}'.")
+        raise SpecError(f"an edit is {', '.join(map(repr, get_args(Kind)[:-1]))} or 'absent', not '{kind}'.")
     tasks = []
     for number, (case, caption) in enumerate(zip(world.cases, baselines, strict=True)):
         rng = np.random.default_rng([seed, number])
-        named = world.read(caption).objects
-        removable = sorted(named & case.objects)
-        absent = [word for word in world.vocabulary if word not in case.objects | case.possible | named]
+        read = world.read(caption)
+        named, known, all_words = read.objects, case.objects, world.vocabulary
+        if kind == "place":
+            named, known, all_words = read.places, case.places, world.places
+        removable = sorted(named & known)
+        absent = [word for word in all_words if word not in known | case.possible | named]
         if kind == "absent":
             tasks += [Task(number, caption, absent[rng.integers(len(absent))], present=False)] if absent else []
+        elif kind == "two":
+            if len(removable) > 1 and len(absent) > 1:
+                (first, second), (new, other) = (rng.permutation(words)[:2].tolist() for words in (removable, absent))
+                tasks.append(Task(number, caption, first, new, second=(second, other)))
         elif removable and (absent or kind == "remove"):
             minus = removable[rng.integers(len(removable))]
-            plus = absent[rng.integers(len(absent))] if kind == "replace" else None
+            plus = absent[rng.integers(len(absent))] if kind != "remove" else None
             tasks.append(Task(number, caption, minus, plus))
     return tasks
 
@@ -227,17 +264,18 @@ def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0
 def score_caption(world: World, task: Task, caption: str) -> Outcome:
     """Score a steered caption against the baseline and the image's true objects."""
     before, after, case = world.read(task.baseline), world.read(caption), world.cases[task.case]
-    others = [*(before.objects - {task.minus}), *before.places]
-    kept = [word for word in others if word in after.objects | after.places]
-    requested = {task.plus} if task.plus else set()
+    named = after.objects | after.places
+    others = [word for word in (*before.objects, *before.places) if word not in task.removed]
+    kept = [word for word in others if word in named]
     return Outcome(
         task,
         caption,
-        gone=task.minus not in after.objects,
-        plus_named=task.plus is None or task.plus in after.objects,
+        gone=not named & set(task.removed),
+        plus_named=named >= set(task.added),
         kept=len(kept) / len(others) if others else 1.0,
-        invented=tuple(sorted(after.objects - case.objects - case.possible - requested)),
+        invented=tuple(sorted(after.objects - case.objects - case.possible - set(task.added))),
         well_formed=after.well_formed,
+        repeated=tuple(sorted(after.repeated - before.repeated)),
     )
 
 

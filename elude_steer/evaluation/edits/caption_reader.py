@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 _PLURALS = {
@@ -54,8 +55,12 @@ class CaptionReader:
 
     def read(self, caption: str) -> frozenset[str]:
         """The concepts that a caption names."""
+        return frozenset(self.count(caption))
+
+    def count(self, caption: str) -> Counter[str]:
+        """How often a caption names each of its concepts."""
         found = (_plain(match.group()) for match in self._pattern.finditer(caption.lower()))
-        return frozenset(self.concepts[name] for name in found) - {""}
+        return Counter(concept for name in found if (concept := self.concepts[name]))
 
 
 def _plain(name: str) -> str:

@@ -193,7 +193,8 @@ def read_caption(caption: str) -> Reading:
         >>> sorted(read_caption("Two men eat hot dogs at a traffic light.").objects)
         ['hot dog', 'person', 'traffic light']
     """
-    return Reading(_reader().read(caption))
+    counts = _reader().count(caption)
+    return Reading(frozenset(counts), repeated=frozenset(name for name, count in counts.items() if count > 1))
 
 
 def _read_annotations(path: Path) -> list[_AnnotatedImage]:

@@ -163,7 +163,8 @@ def _plain_name(name: str, path: Path) -> str:
 
 def read_caption(caption: str) -> Reading:
     """The concepts that a caption names."""
-    return Reading(_reader().read(caption))
+    counts = _reader().count(caption)
+    return Reading(frozenset(counts), repeated=frozenset(name for name, count in counts.items() if count > 1))
 
 
 def _case(source: Path, captions: Sequence[str]) -> Case:

@@ -216,12 +216,12 @@ def check_criterion(by: str) -> None:
 
 
 def plan_or_empty(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
-    """The plan of an edit; an empty plan if the settings leave no place for the added concept."""
+    """The plan of an edit; an empty plan if none can be made."""
     try:
         return _make_plan(steerer, task, settings)
-    except SpecError:  # both concepts may have the same sub-units
+    except SpecError:  # a word may be unlike everything that the atlas knows
         return Plan()
 
 
 def _make_plan(steerer: Steerer, task: Task, settings: Mapping[str, Any]) -> Plan:
-    return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
+    return steerer.prepare_plan(task.removed, task.added, settings=settings)[0]
