@@ -295,10 +295,10 @@ class Settings:
         "label", "Find sub-units by the similarity of their label, or by the score of the closest words, in scale."
     )
 
-    removed: ClassVar[Mapping[str, str]] = {
-        name: "mode place has one strength now, and finds the region and the direction of a word by its calibration"
-        for name in ("beta", "level", "reach", "fill", "smooth")
-    }
+    removed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("beta", "level", "reach", "fill", "smooth"),
+        "mode place has one strength now, and finds the region and the direction of a word by its calibration",
+    )
 
 
 class SettingArguments(TypedDict, total=False):

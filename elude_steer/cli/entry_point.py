@@ -18,7 +18,7 @@ from elude_steer.errors import EludeSteerError, EludeSteerWarning
 # command. In its module, a command has the same name.
 COMMANDS = {
     "ablate": ("evaluate", "Build SPEC with one setting changed at a time, and measure each atlas."),
-    "atlases": ("inspect", "List, show and check local atlases."),
+    "atlases": ("inspect", "List, show, check and calibrate local atlases."),
     "build": ("build", "Build the atlas of SPEC, a YAML file or a shipped recipe."),
     "caption": ("steer", "Caption IMAGE (a path, or - for standard input) with greedy decoding."),
     "compare": (

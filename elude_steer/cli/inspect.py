@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from elude_steer.cli.checks import check_steps
-from elude_steer.cli.options import hide_loading_bars, print_note, print_rows, require_atlas, require_model
+from elude_steer.cli.checks import check_images, check_steps
+from elude_steer.cli.options import (
+    DEVICE,
+    hide_loading_bars,
+    print_note,
+    print_rows,
+    require_atlas,
+    require_model,
+    show_log,
+    with_options,
+)
 
 
 @click.group()
 def atlases() -> None:
-    """List, show and check local atlases."""
+    """List, show, check and calibrate local atlases."""
 
 
 @atlases.command("list")
@@ -76,6 +86,38 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
     tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
     atlas.check(tower.layer, tower.read_stored)
     click.echo(f"{name}: complete, and made for {model or spec.id}")
+
+
+@atlases.command("calibrate")
+@click.argument("name", callback=require_atlas)
+@click.option("--images", help="The probing images: a folder, a text file with one path per line, or hf:DATASET.")
+@click.option("--out", type=click.Path(), required=True, help="Folder of the new atlas.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the spec: calibration.fit=0.2.")
+@with_options(DEVICE)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads, one core each [default: all cores].")
+@click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
+@click.option("--quiet", is_flag=True, help="Show no progress and no times.")
+def calibrate_atlas(name: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Copy an atlas and add what mode place needs: the detector and the direction of each word.
+
+    Needs the probing images and the dual encoder that labelled the atlas; its sub-units and labels stay.
+
+    \b
+    elude-steer atlases calibrate my-atlas --images photos/ --out my-atlas-2
+    """  # noqa: D301
+    from elude_steer.atlas.manifest import check_target
+    from elude_steer.utils.files import check_folder
+
+    check_target(check_folder(options["out"]))
+    if options["images"] is not None:
+        check_images(options["images"])
+    from elude_steer.atlas.build.pipeline import calibrate
+
+    if options["quiet"] or not sys.stderr.isatty():
+        hide_loading_bars()
+    if not options["quiet"]:
+        show_log()
+    click.echo(calibrate(name, options.pop("out"), settings=settings, **options).folder)
 
 
 @click.command()

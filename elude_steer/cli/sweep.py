@@ -81,7 +81,7 @@ def sweep(
     """Try a grid of settings on one IMAGE, or on many images with known objects, and list the best first.
 
     \b
-    elude-steer sweep dog.png --minus dog --plus biker --grid beta=8,16,24 --grid kappa=20,60
+    elude-steer sweep dog.png --minus dog --plus biker --grid strength=0.5,1,2 --grid fit=0.2,0.4
     elude-steer sweep --kind remove --grid gamma=-15,-50 --grid nu=6,12,all --plot sweep.png
     """  # noqa: D301
     _check_sweep_flags(image)

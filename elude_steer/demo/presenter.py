@@ -121,9 +121,8 @@ class Presenter:
         settings = dict(zip(TUNABLE, values, strict=True))
         text = "" if settings["nu"] is None else str(settings["nu"]).strip()
         settings["nu"] = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else text
-        for name in ("kappa", "fill"):
-            if isinstance(settings[name], float) and settings[name].is_integer():
-                settings[name] = int(settings[name])
+        if isinstance(settings["kappa"], float) and settings["kappa"].is_integer():
+            settings["kappa"] = int(settings["kappa"])
         return {
             name: value
             for name, value in settings.items()
@@ -236,7 +235,7 @@ class Presenter:
     # HTML
 
     def sub_unit_table(self, result: SteeredCaption) -> str:
-        """The sub-units that an edit changed."""
+        """The sub-units that an edit changed or read."""
         rows = []
         for concept in result.plan.concepts:
             word = SIGNS[concept.role] + concept.word
@@ -244,7 +243,7 @@ class Presenter:
                 cells = (f"{word}: {e.label}", round(e.similarity, 2), round(e.score, 1), e.unit, e.sub_unit)
                 rows.append(({"sub_unit": e.sub_unit}, cells))
         return html_parts.table(
-            "Changed sub-units; click one to see what it fires for",
+            "Sub-units of these words; click one to see what it fires for",
             ("concept: label", "similarity", "score", "unit", "sub-unit"),
             rows,
         )

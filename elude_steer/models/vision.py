@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elude_steer.errors import ImageError, ModelError
+from elude_steer.method.layers import layer_parameters
 from elude_steer.models.hooks import block_of, find_layer, find_stream_scale, record, record_output
 from elude_steer.models.loading import (
     as_dtype,
@@ -122,7 +123,7 @@ class Tower:
     @cached_property
     def stream_scale(self) -> torch.Tensor | None:
         """By what the layer's output is multiplied before it enters the residual stream, `(d_out,)`; None for 1."""
-        return find_stream_scale(self.model, self.layer_name, self.layer.weight.shape[0])  # type: ignore[union-attr]
+        return find_stream_scale(self.model, self.layer_name, len(layer_parameters(self.layer)[1]))
 
     def token_indices(self, tokens: int) -> torch.Tensor:
         """Return the positions among `tokens` that count as instances."""

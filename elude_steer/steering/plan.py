@@ -184,7 +184,9 @@ class Plan:
         sign, gain = ("+", settings.alpha) if concept.role == "plus" else ("-", settings.gamma)
         if concept.is_regional:
             change = "put in" if concept.is_placed else "taken out"
-            lines = [f"{sign}{concept.word}: {change} with strength {settings.strength:g} {self._describe_region(concept)}"]
+            lines = [
+                f"{sign}{concept.word}: {change} with strength {settings.strength:g} {self._describe_region(concept)}"
+            ]
             if concept.detector is not None:
                 lines.append(f"  by '{concept.detector.word}' ({concept.detector.similarity:.2f})")
             return lines
@@ -336,9 +338,7 @@ def _find_sub_units(atlas: SubUnitSource, matcher: Matcher, concept: Concept) ->
     if not close:
         raise _too_far(atlas, matcher, word, settings)
     amount = settings.alpha if concept.role == "plus" else settings.gamma
-    edits = tuple(
-        Edit(m.sub_unit, m.unit, "scale", amount, m.label, m.via, m.similarity, m.score) for m in close
-    )
+    edits = tuple(Edit(m.sub_unit, m.unit, "scale", amount, m.label, m.via, m.similarity, m.score) for m in close)
     return replace(concept, edits=edits), _note_far(atlas, word, close[0].via, close[0].similarity)
 
 
@@ -376,15 +376,19 @@ def _too_far(atlas: SubUnitSource, matcher: Matcher, word: str, settings: Settin
     order = (-similarities).argsort(kind="stable")[:3]
     closest = ", ".join(f"'{labels.vocabulary[i]}' {similarities[i]:.2f}" for i in order)
     return SpecError(
-        f"atlas '{atlas.name}' knows nothing like '{word}' (closest: {closest}; at least {settings.min_similarity:g} is "
-        "needed): use one of its words, or lower min_similarity."
+        f"atlas '{atlas.name}' knows nothing like '{word}' (closest: {closest}; at least {settings.min_similarity:g} "
+        "is needed): use one of its words, or lower min_similarity."
     )
 
 
 def _share_out(concepts: Sequence[Concept]) -> list[Concept]:
     """The concepts with every scaled sub-unit in one of them: in plus rather than minus, else in the first with it."""
     plus_units = {
-        edit.sub_unit for concept in concepts if concept.role == "plus" for edit in concept.edits if edit.kind == "scale"
+        edit.sub_unit
+        for concept in concepts
+        if concept.role == "plus"
+        for edit in concept.edits
+        if edit.kind == "scale"
     }
     taken: set[int] = set()
     shared: list[Concept] = []

@@ -1,6 +1,7 @@
 """Which patches an edit touches: those in a box or mask that the user marks, or those where a concept fires most.
 
-A region is a set of patches of one image. `Region` is one that the user marks, and `ImagePatches` says which patches of one image a marked region covers.
+A region is a set of patches of one image. `Region` is one that the user marks, and `ImagePatches` says which patches of
+one image a marked region covers.
 """
 
 from __future__ import annotations

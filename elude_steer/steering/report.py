@@ -99,10 +99,13 @@ def _edit(one: StepResult) -> str:
 def _settings(concept: Concept) -> str:
     """The settings that count for a concept, and all that differ from the paper's."""
     settings, paper = asdict(concept.settings), asdict(Settings())
-    gain = "beta" if concept.is_placed else "alpha" if concept.role == "plus" else "gamma"
-    shown = ["mode", gain, "kappa", "nu"]
-    gains = ("alpha", "beta", "gamma")
-    shown += [name for name in settings if name not in (*gains, *shown) and settings[name] != paper[name]]
+    if concept.is_regional:
+        names = ("mode", "strength", "fit", "seen", "force")
+        shown = [name for name in names if name in ("mode", "strength", "fit") or settings[name] != paper[name]]
+    else:
+        gain = "alpha" if concept.role == "plus" else "gamma"
+        shown = ["mode", gain, "kappa", "nu"]
+        shown += [name for name in ("per", "by", "min_similarity") if settings[name] != paper[name]]
     return f"{concept.word}: " + ", ".join(format_setting(name, settings[name]) for name in shown)
 
 

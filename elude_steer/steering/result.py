@@ -205,17 +205,23 @@ def result_notes(
             what = "nothing was changed" if len(missed) == len(plan.words("minus")) else "it was left as it is"
             reached = f"{max(0.0, seen[concept.word]):.1f} of what it reaches where it is"
             notes.append(f"'{concept.word}' is not seen in this image ({reached}); {what}; `--force` edits anyway.")
-        elif concept.role == "minus" and concept.word not in seen and concept.word in maps:
-            if maps[concept.word][0].max() < 0.1:
-                notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
+        elif concept.role == "minus" and concept.word not in seen and _peak(maps, concept.word) < 0.1:
+            notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
     if caption == baseline and not missed:
         placed = any(concept.settings.mode == "place" for concept in plan.concepts)
         notes.append(
             "the caption did not change; try "
-            + ("more strength, or a smaller fit." if placed else "more sub-units (kappa), more patches (nu), stronger "
-               "gains (alpha, gamma), or mode place.")
+            + (
+                "more strength, or a smaller fit."
+                if placed
+                else "more sub-units (kappa), more patches (nu), stronger gains (alpha, gamma), or mode place."
+            )
         )
     return notes
+
+
+def _peak(maps: Mapping[str, tuple[np.ndarray, np.ndarray]], word: str) -> float:
+    return float(maps[word][0].max()) if word in maps else 1.0
 
 
 def unseen_words(plan: Plan, seen: Mapping[str, float]) -> list[str]:

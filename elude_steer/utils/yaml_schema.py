@@ -202,7 +202,9 @@ class _Reader:
     def warn_of_removed(self) -> None:
         """Say which keys of an older version have no effect any more; the rest of the document counts."""
         for reason, places in self.removed.items():
-            verb = "is a key of an older version and has" if len(places) == 1 else "are keys of an older version and have"
+            verb = (
+                "is a key of an older version and has" if len(places) == 1 else "are keys of an older version and have"
+            )
             message = f"{self.source}: {', '.join(places)} {verb} no effect: {reason}."
             warnings.warn(message, EludeSteerWarning, stacklevel=4)
 

@@ -131,8 +131,7 @@ def choose_words(atlas: Atlas, count: int) -> list[int]:
 
 def _assemble(folder: StageFolder, fit: _Fit, share: float) -> Calibration | None:
     parts = [read_tensors(_group_path(folder, group)) for group in range(_GROUPS)]
-    names = [name for name in StreamSums.__dataclass_fields__]
-    sums = StreamSums(*(torch.stack([part[name] for part in parts]).sum(0) for name in names))
+    sums = StreamSums(*(torch.stack([part[name] for part in parts]).sum(0) for name in StreamSums.__dataclass_fields__))
     read = [part for part in parts if "images" in part]
     rows = torch.cat([part["images"] for part in read])
     order = rows.argsort()

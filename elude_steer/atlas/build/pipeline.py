@@ -197,7 +197,9 @@ def calibrate(
         if labelling is None:
             raise SpecError("calibration needs the dual encoder that gave the labels: --set labels.scorer=ID.")
         if tuple(labelling.vocabulary) != loaded.require_labels().vocabulary:
-            raise SpecError(f"the vocabulary is not that of the labels of atlas '{loaded.name}'; set labels.vocabulary.")
+            raise SpecError(
+                f"the vocabulary is not that of the labels of atlas '{loaded.name}'; set labels.vocabulary."
+            )
         pooled = pool_activations(run, StageFolder(run.work, loaded.fingerprint), loaded)
         vectors = embed_images(run, labelling)
         measured = add_calibration(run, add_familiarity(run, loaded, pooled), labelling, pooled, vectors)

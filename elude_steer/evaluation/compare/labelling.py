@@ -79,7 +79,9 @@ def label_dictionary(
         words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
     groups = np.arange(count, dtype=np.int32)
     labels = Labels(tuple(vocabulary.words), words, scores, groups, {"pictures": len(images), **asdict(settings)})
-    labelled = NamedDictionary(dictionary, labels, Levels(reference), calibrate_dictionary(dictionary, images, vocabulary, fit))
+    labelled = NamedDictionary(
+        dictionary, labels, Levels(reference), calibrate_dictionary(dictionary, images, vocabulary, fit)
+    )
     # Stored results of sweeps are found again by these.
     return replace(labelled, about={"name": labelled.name, "atoms": labelled.fingerprint})
 

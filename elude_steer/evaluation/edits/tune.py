@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import check_not_shipped, list_atlases
@@ -31,12 +31,19 @@ from elude_steer.utils.files import IMAGE_ENDINGS, check_file, check_new_recipe,
 from elude_steer.utils.plotting import scatter
 from elude_steer.utils.yaml_schema import dump_document
 
-# The default grids. Gamma decides a removal, beta a replacement.
-GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "remove": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
-    "replace": {"beta": (10, 20), "kappa": (12, 24), "nu": (6, 10, 16)},
-    "absent": {"gamma": (-15, -50), "kappa": (12, 24), "nu": (6, 10, 16)},
+# The default grids: of an atlas whose own mode is place, and of one whose mode is scale.
+_PLACE = {"strength": (0.5, 1, 1.5, 2), "fit": (0.2, 0.3, 0.4)}
+_SCALE = {"kappa": (12, 24), "nu": (6, 10, 16)}
+GRIDS: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]] = {
+    **{("place", kind): _PLACE for kind in get_args(Kind)},
+    **{("scale", kind): {"gamma": (-15, -50), **_SCALE} for kind in ("remove", "absent")},
+    **{("scale", kind): {"alpha": (5, 20), **_SCALE} for kind in ("replace", "two", "place")},
 }
+
+
+def default_grid(steerer: Steerer, kind: str) -> Mapping[str, Sequence[Any]]:
+    """The settings to try for a kind of edit, if the caller gives none."""
+    return GRIDS[str(steerer.defaults.get("mode") or "scale"), kind]
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,7 +106,7 @@ def tune(
         >>> result = tune(steerer, "dog.png", minus="dog", grid={"gamma": [-15, -50], "nu": [8, "all"]})
         >>> steerer.steer("dog.png", minus=["dog"], **result.best).caption
     """
-    if kind not in GRIDS:
+    if kind not in get_args(Kind):
         raise SpecError(f"kind is {kind!r}; an edit is 'remove', 'replace' or 'absent'.")
     if isinstance(target, World):
         if minus is not None or plus is not None:
@@ -142,7 +149,7 @@ def tune_on_image(
     """
     if write is not None:
         write = check_new_recipe(write)
-    grid = GRIDS["remove" if plus is None else "replace"] if grid is None else grid
+    grid = default_grid(steerer, "remove" if plus is None else "replace") if grid is None else grid
     baseline, trials = try_settings(steerer, image, minus, plus, grid, by=by, prompt=prompt)
     rows = [
         {
@@ -159,7 +166,7 @@ def tune_on_image(
     if word not in single_image_world(image, baseline, [word]).cases[0].objects:
         notes.append(f"the baseline does not say '{word}', so its absence proves nothing; use a word of the baseline.")
     if not best.outcome.success:
-        notes.append("no point of the grid achieved the edit; try a larger kappa or beta, or another mode.")
+        notes.append("no point of the grid achieved the edit; try a larger kappa or strength, or another mode.")
     if write is not None:
         step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**best.settings))
         source = None if path in (None, "-") else str(Path(str(path)).resolve())
@@ -227,7 +234,7 @@ def _sweep_world(
 ) -> tuple[TuningResult, list[Point]]:
     """The result, and its points in the same order."""
     check_criterion(by)
-    grid = GRIDS[kind] if grid is None else grid
+    grid = default_grid(steerer, kind) if grid is None else grid
     points = sweep(steerer, world, kind, grid, prompt=prompt)
     best = best_point(points, by, min_kept=min_kept)
     order = sorted(points, key=lambda point: (point is not best, -getattr(point.score, by)))
