@@ -77,7 +77,7 @@ def test_every_setting_has_a_help_text():
 
 
 def test_the_demo_shows_settings_with_a_hint_in_its_order():
-    assert list(demo_hints()) == ["mode", "kappa", "nu", "fit", "gamma", "alpha", "beta", "reach", "fill"]
+    assert list(demo_hints()) == ["strength", "mode", "fit", "seen", "gamma", "alpha", "kappa", "nu"]
     assert all(demo_hints().values())
     assert all(bool(item.metadata["hint"]) is (item.name in demo_hints()) for item in fields(Settings))
 

@@ -1,115 +1,224 @@
-"""How well steering removes and replaces objects on held-out scenes of toyland, and what else it changes.
+"""How well `place` edits fresh scenes of toyland, and which part of it does what.
 
-    python demos/benchmarks/toyland_edits.py --scenes 300 --seed 81001
+    python -m demos.benchmarks.toyland_edits --scenes 300 --seed 90210 --work FOLDER --json demos/results/edits.json
 
-Rows: the atlas's own settings; the paper's mode (`scale`); our mode without its parts, one at a time; the atlas's
-settings with labels from the truth instead of CLIP-Dissect. Columns: the fraction of edits in which the old object is
-gone (and the new one is mentioned), the fraction of the rest of the caption that is kept, the fraction of edits that
-mention something neither present nor requested, and the fraction of edits that change only what was requested.
+Every row of a kind edits the same scenes. Rows: the atlas as shipped; the paper's mode (`scale`); without the gate that
+leaves out words that are not seen; with parts of `place` exchanged, one at a time: its detectors by those of raw units
+or of a random split, its regions by those of another word, or by the true ones, its directions by supervised
+differences of means, or by those of another word. The bound of removal is no edit: the scene is drawn again without the
+object. Columns: edits that did what was asked, what else of the caption was kept, captions that name something that is
+neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence, nothing named twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+from demos.benchmarks.detectors import FIT_SEED, dictionaries
 from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.labels import Labels
+from elude_steer.evaluation.baselines.dictionary import Levels, NamedDictionary
+from elude_steer.evaluation.compare.labelling import Vocabulary, calibrate_dictionary
+from elude_steer.evaluation.compare.scene_activations import SceneActivations
 from elude_steer.evaluation.edits.benchmark import (
+    Case,
     Score,
     Task,
+    World,
     caption_baselines,
     make_tasks,
     run_edits,
+    score_caption,
     summarize,
     toyland_world,
 )
+from elude_steer.evaluation.edits.sweep import plan_or_empty
+from elude_steer.steering.caption_batches import caption_unsteered
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
 
-ROWS: dict[str, dict[str, object]] = {
-    "as shipped": {},
-    "scale (the paper's mode)": {"mode": "scale", "gamma": -50, "alpha": 50},
-    "level reference": {"level": "reference"},
-    "region not smoothed": {"smooth": False},
-    "region of 10 patches": {"fit": 0, "nu": 10},
-    "no reach": {"reach": 0},
-    "no fill": {"fill": 0},
-}
+KINDS = ("remove", "replace", "two", "place", "absent")
+COLUMNS = ("success", "kept", "invented", "clean")
+SHIFT = 7  # how many words further another word's region or direction is taken from
 
 
-def label_by_truth(steerer: Steerer, seed: int = 31) -> Atlas:
-    """The atlas with each sub-unit labelled by what its reference patches show, most frequent first."""
-    atlas = steerer.atlas
-    scene_numbers = {name: int(name.rsplit(":", 1)[1]) for name in atlas.image_ids}  # toyland:SEED:NUMBER
-    cache: dict[int, list[list[str]]] = {}
-    vocabulary = (*toyland.OBJECTS, *toyland.PLACES, "clutter")
-    index = {word: number for number, word in enumerate(vocabulary)}
-    keep = atlas.require_labels().words.shape[1]
-    words = np.full((len(atlas), keep), -1, np.int32)
-    scores = np.full((len(atlas), keep), -np.inf, np.float32)
-    refs = atlas.references
-    for sub_unit in range(len(atlas)):
-        counts: Counter[str] = Counter()
-        for image, tile, token in zip(refs.images[sub_unit], refs.tiles[sub_unit], refs.tokens[sub_unit], strict=True):
-            number = scene_numbers[atlas.image_ids[int(image)]]
-            if number not in cache:
-                (scene,) = toyland.scenes(seed, 1, start=number)
-                boxes = steerer.vlm.grid(scene.image.size).boxes
-                cache[number] = [scene.names_at(tile_boxes) for tile_boxes in boxes]
-            counts[cache[number][int(tile)][int(token)]] += 1
-        for rank, (word, count) in enumerate(counts.most_common(keep)):
-            words[sub_unit, rank], scores[sub_unit, rank] = index[word], count / sum(counts.values())
-    labels = Labels(vocabulary, words, scores, atlas.require_labels().groups, {"scorer": "the truth"})
-    return replace(atlas, labels=labels)
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Scenes, their captions, and steerers whose parts are exchanged.
+
+    Attributes:
+        seed: of the scenes.
+        count: of the scenes.
+        work: folder for the activations of the scenes that detectors are fitted to.
+    """
+
+    seed: int
+    count: int
+    work: Path
+
+    @cached_property
+    def steerer(self) -> Steerer[Atlas]:
+        """As shipped."""
+        return Steerer.load("toyland")
+
+    @cached_property
+    def scenes(self) -> list[tuple[int, toyland.Scene]]:
+        """The scenes of the world, with their numbers in the series."""
+        found, start = [], 0
+        while len(found) < self.count:
+            for number, scene in enumerate(toyland.scenes(self.seed, self.count, start=start), start):
+                if len(scene.things) >= 2 and all(thing.visible >= 0.6 for thing in scene.things):
+                    found.append((number, scene))
+            start += self.count
+        return found[: self.count]
+
+    @cached_property
+    def world(self) -> World:
+        """The scenes as a world of the benchmark."""
+        cases = [
+            Case(scene.image, frozenset(scene.objects), places=frozenset([scene.background]))
+            for _, scene in self.scenes
+        ]
+        return replace(toyland_world(self.seed, 1), cases=cases)
+
+    @cached_property
+    def baselines(self) -> list[str]:
+        """The captions without edits."""
+        return caption_baselines(self.steerer, self.world)
+
+    @cached_property
+    def fitted(self) -> tuple[SceneActivations, Vocabulary]:
+        """Scenes to fit detectors to, and the words."""
+        vocabulary = Vocabulary.load(self.steerer.atlas.about["spec"])
+        self.work.mkdir(parents=True, exist_ok=True)
+        return SceneActivations.prepare(self.steerer.vlm, vocabulary.encoder, FIT_SEED, 3000, self.work), vocabulary
+
+    def with_detectors_of(self, name: str) -> Steerer[Any]:
+        """A steerer whose detectors read other latents."""
+        atlas, dictionary = self.steerer.atlas, dictionaries(self.steerer.vlm, self.steerer.atlas)[name]
+        calibration = calibrate_dictionary(dictionary, *self.fitted, float(atlas.require_calibration().fit))
+        levels = Levels(torch.ones(len(dictionary)))
+        labels = replace(atlas.require_labels(), words=np.zeros((len(dictionary), 1), np.int32))
+        return Steerer(
+            self.steerer.vlm,
+            NamedDictionary(dictionary, labels, levels, calibration, atlas.about),
+            self.steerer.matcher,
+        )
+
+    def with_calibration(self, **changes: torch.Tensor) -> Steerer[Atlas]:
+        """A steerer with another calibration."""
+        calibration = replace(self.steerer.atlas.require_calibration(), **changes)  # type: ignore[arg-type]
+        return replace(self.steerer, atlas=replace(self.steerer.atlas, calibration=calibration))
+
+    def another_words(self, *names: str) -> Steerer[Atlas]:
+        """A steerer in which some parts of each object or place are those of another one."""
+        calibration = self.steerer.atlas.require_calibration()
+        vocabulary = self.steerer.atlas.require_labels().vocabulary
+        order = torch.arange(len(calibration))
+        for group in (toyland.OBJECTS, toyland.PLACES):
+            rows = torch.tensor([i for i, word in enumerate(calibration.words.tolist()) if vocabulary[word] in group])
+            order[rows] = rows.roll(-SHIFT)
+        return self.with_calibration(**{name: getattr(calibration, name)[order] for name in names})
+
+    def with_true_directions(self) -> Steerer[Atlas]:
+        """A steerer with supervised directions: the mean stream of a word's true patches minus that of all others."""
+        calibration = self.steerer.atlas.require_calibration()
+        vocabulary, scenes = self.steerer.atlas.require_labels().vocabulary, self.fitted[0]
+        words = [vocabulary[word] for word in calibration.words.tolist()]
+        sums, counts = torch.zeros(calibration.directions.shape), torch.zeros(len(words))
+        total, patches = torch.zeros(calibration.directions.shape[1]), 0
+        for (_, stream), shown in zip(scenes.activations(), scenes.shown_by_image(), strict=True):
+            total, patches = total + stream.sum(0), patches + len(stream)
+            for word in set(shown.tolist()) & set(words):
+                there = torch.from_numpy(shown == word)
+                sums[words.index(word)] += stream[there].sum(0)
+                counts[words.index(word)] += int(there.sum())
+        others = (total - sums) / (patches - counts).clamp_min(1)[:, None]
+        directions = (sums / counts.clamp_min(1)[:, None] - others) * (counts > 0)[:, None]
+        return self.with_calibration(directions=directions)
+
+    def true_regions(self, task: Task) -> Plan:
+        """The plan of an edit with the true regions of what is removed."""
+        scene = self.scenes[task.case][1]
+
+        def mask(word: str) -> np.ndarray:
+            number = 0 if word == scene.background else 1 + scene.objects.index(word)
+            return scene.truth == number
+
+        minus = {word: {"where": mask(word)} for word in task.removed}
+        return self.steerer.prepare_plan(minus, list(task.added))[0]
+
+    def score(self, kind: str, steerer: Steerer[Any], settings: Mapping[str, Any]) -> Score:
+        """The score of a steerer with some settings."""
+        return self.score_plans(kind, steerer, lambda task: plan_or_empty(steerer, task, settings))
+
+    def score_plans(self, kind: str, steerer: Steerer[Any], make_plan: Callable[[Task], Plan]) -> Score:
+        """The score of a steerer with some plans."""
+        tasks = make_tasks(self.world, self.baselines, kind, self.seed)  # type: ignore[arg-type]
+        return summarize(kind, run_edits(steerer, self.world, tasks, make_plan))
+
+    def score_redrawn(self) -> Score:
+        """What the model says of the scenes drawn without the object."""
+        tasks = make_tasks(self.world, self.baselines, "remove", self.seed)
+        images = [
+            toyland.draw_scene(np.random.default_rng([self.seed, self.scenes[t.case][0]]), hidden=[t.minus]).image
+            for t in tasks
+        ]
+        captions: list[str] = []
+        for start in range(0, len(images), 32):
+            captions += caption_unsteered(self.steerer.vlm, images[start : start + 32])
+        return summarize("remove", [score_caption(self.world, t, c) for t, c in zip(tasks, captions, strict=True)])
 
 
-def measure(steerer: Steerer, seed: int, count: int, kind: str, settings: dict[str, object]) -> Score:
-    """The score of one row."""
-    world = toyland_world(seed, count)
-    captions = caption_baselines(steerer, world)
-    tasks = make_tasks(world, captions, kind, seed)  # type: ignore[arg-type]
+def rows(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
+    """The rows: each gives the score of a kind of edit, or None where it makes no sense."""
+    shipped = trial.steerer
 
-    def make_plan(task: Task) -> Plan:
-        return steerer.prepare_plan([task.minus], [task.plus] if task.plus else [], settings=settings)[0]
+    def exchanged(steerer: Steerer[Any], **settings: Any) -> Callable[[str], Score | None]:
+        return lambda kind: trial.score(kind, steerer, settings)
 
-    return summarize(kind, run_edits(steerer, world, tasks, make_plan), seed)
+    return {
+        "as shipped": exchanged(shipped),
+        "scale (the paper's mode)": exchanged(shipped, mode="scale", gamma=-50, alpha=50),
+        "no gate": exchanged(shipped, force=True),
+        "detectors of raw units": exchanged(trial.with_detectors_of("raw units")),
+        "detectors of a random split": exchanged(trial.with_detectors_of("random split")),
+        "regions of another word": exchanged(trial.another_words("weights", "scale", "bias", "levels"), force=True),
+        "directions of another word": exchanged(trial.another_words("directions")),
+        "supervised directions": exchanged(trial.with_true_directions()),
+        "true regions": lambda kind: None if kind == "absent" else trial.score_plans(kind, shipped, trial.true_regions),
+        "drawn without it": lambda kind: trial.score_redrawn() if kind == "remove" else None,
+    }
 
 
 def main() -> None:
     """Print the table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--atlas", default="toyland")
     parser.add_argument("--scenes", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=81001)
+    parser.add_argument("--seed", type=int, default=90210)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the activations of scenes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    steerer = Steerer.load(options.atlas)
-    truth = replace(steerer, atlas=label_by_truth(steerer))
-    found = []
-    columns = ("success", "gone", "kept", "invented", "clean", "well_formed", "harmonic")
-    print(f"{'':34}{''.join(f'{name:>13}' for name in columns)}")
-    for kind in ("remove", "replace"):
-        for name, settings in [*ROWS.items(), ("names from the truth", {})]:
-            if kind == "replace" and name == "no fill":
-                continue
-            row_steerer = truth if name == "names from the truth" else steerer
-            score = measure(row_steerer, options.seed, options.scenes, kind, settings)
-            found.append({"row": name, **score.to_dict()})
-            cells = "".join(f"{getattr(score, column):13.3f}" for column in columns)
-            print(f"{kind + ', ' + name:34}{cells}", flush=True)
-    shipped = [row for row in found if row["row"] == "as shipped"]
-    for row in shipped:
-        spans = ", ".join(f"{name} {low:.3f} to {high:.3f}" for name, (low, high) in row["intervals"].items())
-        print(f"{row['kind']}, {row['edits']} edits, as shipped, 95 %: {spans}")
+    trial, found = Trial(options.seed, options.scenes, options.work), []
+    print(f"{'':40}{'edits':>6}{''.join(f'{name:>10}' for name in COLUMNS)}")
+    for name, score_row in rows(trial).items():
+        for kind in KINDS:
+            score = score_row(kind)
+            if score is not None:
+                found.append({"row": name, **score.to_dict()})
+                cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
+                print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -60,12 +60,11 @@ STRONGEST, SHARED = 20, 10  # photos of a latent, and how many of them must show
 SEED = 42
 
 _SCALE = {"mode": ("scale",), "kappa": (2, 8), "nu": (30, "all"), "by": ("score",)}
-_PLACE = {"mode": ("place",), "kappa": (2, 8), "fit": (0, 0.35), "reach": (1, 2, 4), "beta": (2,), "gamma": (-5,)}
-_PLACE |= {"nu": (100,), "level": ("stream",), "smooth": (True,), "by": ("score",)}  # a photo has 100 patches
+_PLACE = {"mode": ("place",), "strength": (0.5, 1, 2, 3), "fit": (0, 0.2, 0.4)}
 GRIDS: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {  # 12 points each
     ("scale", "remove"): {**_SCALE, "gamma": (-5, -20, -50)},
     ("scale", "replace"): {**_SCALE, "gamma": (-20,), "alpha": (5, 20, 50)},
-    ("place", "remove"): {**_PLACE, "fill": (0,)},
+    ("place", "remove"): _PLACE,
     ("place", "replace"): _PLACE,
 }
 
@@ -193,7 +192,8 @@ class Comparison:
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
-        return label_dictionary(dictionary, self.probing, self.vocabulary, settings)
+        fit = self.spec(expansion).calibration.fit
+        return label_dictionary(dictionary, self.probing, self.vocabulary, settings, fit=fit)
 
     @cache  # noqa: B019
     def latents(self, method: str, expansion: str) -> NamedDictionary:

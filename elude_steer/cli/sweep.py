@@ -26,10 +26,10 @@ from elude_steer.cli.options import (
 @click.option("--plus", metavar="WORD", help="With IMAGE: the concept to add.")
 @click.option(
     "--kind",
-    type=click.Choice(["remove", "replace", "absent"]),
+    type=click.Choice(["remove", "replace", "two", "place", "absent"]),
     default="remove",
     show_default=True,
-    help="Kind of edits; absent removes what is not there.",
+    help="Kind of edits; two replaces two objects, place the place, absent removes what is not there.",
 )
 @click.option(
     "--scenes",

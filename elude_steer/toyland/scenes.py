@@ -118,6 +118,7 @@ def draw_scene(
     place: str | None = None,
     relation: str | None = None,
     jumping: bool | None = None,
+    hidden: Sequence[str] = (),
 ) -> Scene:
     """Draw one scene; arguments that are None are chosen at random.
 
@@ -130,6 +131,7 @@ def draw_scene(
         place: one of `PLACES`.
         relation: relation of the first two objects.
         jumping: whether the first object jumps.
+        hidden: objects that are not painted; all else stays as it is.
     """
     size = (SIDE, SIDE)
     if rng.random() < wide:
@@ -143,7 +145,7 @@ def draw_scene(
     while True:  # until the objects fit into the image
         placement = place_things(rng, list(things), size, relation, jumping)
         if placement is not None:
-            return _draw(rng, *placement, place, size, clutter)
+            return _draw(rng, *placement, place, size, clutter, hidden)
 
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
@@ -180,6 +182,7 @@ def _draw(
     place: str,
     size: tuple[int, int],
     clutter: float,
+    hidden: Sequence[str],
 ) -> Scene:
     image = draw_place(place, size, rng)
     truth = np.zeros((size[1], size[0]), np.uint8)
@@ -189,7 +192,7 @@ def _draw(
     if relation == "on":
         order[:2] = [1, 0]  # an object on another is in front of it
     areas = []
-    for i in order:
+    for i in (number for number in order if placed[number].name not in hidden):
         thing = placed[i]
         if thing.jumping:
             _draw_jump(image, thing)
@@ -200,7 +203,7 @@ def _draw(
         areas.append((i, int(solid.sum())))
     visible = {i: float((truth == i + 1).sum()) / max(1, area) for i, area in areas}
     image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.9, 1.1))
-    things = tuple(Thing(p.name, p.box, visible[i], p.jumping) for i, p in enumerate(placed))
+    things = tuple(Thing(p.name, p.box, visible.get(i, 0.0), p.jumping) for i, p in enumerate(placed))
     text = caption(relation, [Mention(p.name, p.jumping) for p in placed], place)
     return Scene(image, text, things, place, relation, truth, clutter_count)
 

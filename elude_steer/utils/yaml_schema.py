@@ -201,12 +201,14 @@ class _Reader:
 
     def warn_of_removed(self) -> None:
         """Say which keys of an older version have no effect any more; the rest of the document counts."""
+        parts = []
         for reason, places in self.removed.items():
             verb = (
                 "is a key of an older version and has" if len(places) == 1 else "are keys of an older version and have"
             )
-            message = f"{self.source}: {', '.join(places)} {verb} no effect: {reason}."
-            warnings.warn(message, EludeSteerWarning, stacklevel=4)
+            parts.append(f"{', '.join(places)} {verb} no effect: {reason}.")
+        if parts:
+            warnings.warn(f"{self.source}: {' '.join(parts)}", EludeSteerWarning, stacklevel=4)
 
     def note_missing(self, absent: Sequence[Field[Any]], kinds: Mapping[str, Any], path: str, line: int) -> None:
         """Note the absent keys that have no default."""

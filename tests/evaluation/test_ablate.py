@@ -23,7 +23,7 @@ def test_default_variations_are_valid_for_every_recipe():
 
 def test_settings_are_changed_one_at_a_time(run, tmp_path):
     small = ["--set", "images.limit=40", "--set", "clusters.top_k=300", "--set", "clusters.min_cluster_size=12",
-             "--set", "labels.scorer=null", "--set", "references.streams=0"]  # fmt: skip
+             "--set", "labels.scorer=null", "--set", "calibration.images=0"]  # fmt: skip
     command = ["ablate", "toyland", *small, "--work", tmp_path, "--images", "toyland:77001", "--limit", "8",
                "--vary", "split.winner_rule=gap,random", "--json"]  # fmt: skip
     code, out, err = run(*command)

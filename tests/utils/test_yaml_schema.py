@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.specs import AtlasSpec, ClustersSpec, ExpectSpec, ModelSpec, Recipe, SteeringSpec, StepSpec
 from elude_steer.utils.yaml_schema import dump_document, override, parse_document, validate
 
@@ -240,9 +240,9 @@ def test_a_brief_dump_holds_only_what_differs_from_the_defaults():
 
 def test_a_brief_dump_holds_zero_false_and_empty_values():
     """Zero, false and empty differ from what they stand for elsewhere."""
-    step = StepSpec(settings=SteeringSpec(gamma=0.0, fill=0, smooth=False))
+    step = StepSpec(settings=SteeringSpec(gamma=0.0, strength=0.0, force=False))
     written = yaml.safe_load(dump_document(Recipe("a", "b", (step,), max_new_tokens=1), brief=True))
-    assert written["steps"] == [{"settings": {"gamma": 0.0, "fill": 0, "smooth": False}}]
+    assert written["steps"] == [{"settings": {"gamma": 0.0, "strength": 0.0, "force": False}}]
     assert written["max_new_tokens"] == 1
     assert yaml.safe_load(dump_document(Recipe("a", "b", ()), brief=True))["steps"] == []
     assert dump_document(Recipe("a", "b", ())).count("\n") == 6  # unasked, everything is written
@@ -255,9 +255,9 @@ section = st.builds(
     SteeringSpec,
     mode=st.sampled_from([None, "scale", "place"]),
     gamma=numbers,
-    fill=st.none() | st.integers(0, 99),
+    kappa=st.none() | st.integers(1, 99),
     nu=st.sampled_from([None, "all", 1, 50]),
-    smooth=st.sampled_from([None, True, False]),
+    force=st.sampled_from([None, True, False]),
 )
 steps = st.builds(
     StepSpec,
@@ -408,7 +408,7 @@ def test_limits_hold_in_python_and_in_files(limits, text, problem):
     | st.integers(-(10**19), 10**19)
     | st.floats()
     | st.sampled_from(["all", "al", "3"]),
-    name=st.sampled_from(["gamma", "fill", "kappa", "nu", "fit", "smooth", "mode"]),
+    name=st.sampled_from(["gamma", "strength", "kappa", "nu", "fit", "force", "mode"]),
 )
 def test_python_values_and_files_are_judged_alike(value, name):
     document = SteeringSpec(**{name: value})
@@ -421,3 +421,45 @@ def test_python_values_and_files_are_judged_alike(value, name):
 
     from_file = judge(lambda: parse_document(SteeringSpec, dump_document(document)))
     assert judge(lambda: validate(document)) == from_file
+
+
+# Keys of older versions
+
+OLD = """\
+references: {keep: 7, streams: 500}
+steering: {mode: place, beta: 20, level: stream, kappa: 12}
+"""
+
+
+def test_keys_of_an_older_version_warn_once_and_the_rest_counts():
+    with pytest.warns(EludeSteerWarning) as caught:
+        spec = parse_document(AtlasSpec, SMALL + OLD, "old.yaml")
+    (warning,) = caught
+    text = str(warning.message)
+    assert text.startswith("old.yaml: references.streams is a key of an older version and has no effect: the section")
+    assert "steering.beta, steering.level are keys of an older version and have no effect: mode place" in text
+    assert (spec.references.keep, spec.steering.mode, spec.steering.kappa) == (7, "place", 12)
+    plain = "references: {keep: 7}\nsteering: {mode: place, kappa: 12}\n"
+    assert spec == parse_document(AtlasSpec, SMALL + plain)
+
+
+def test_a_dump_holds_no_key_of_an_older_version():
+    with pytest.warns(EludeSteerWarning):
+        spec = parse_document(AtlasSpec, SMALL + OLD)
+    again = yaml.safe_load(dump_document(spec))
+    assert "streams" not in again["references"]
+    assert not {"beta", "level"} & set(again["steering"])
+
+
+def test_keys_of_an_older_version_hide_no_problem():
+    """A wrong document is refused for what is wrong in it, without a warning."""
+    assert problems(SMALL + "steering: {beta: 20, gama: 3}\n") == [
+        "my.yaml:5: steering.gama: no such key in steering. Did you mean 'gamma'?"
+    ]
+    # The keys are only known where they were: the sections of other names have none.
+    assert "no such key" in problems(SMALL + "clusters: {beta: 20}\n")[0]
+
+
+def test_an_assignment_to_a_key_of_an_older_version_changes_nothing(small):
+    with pytest.warns(EludeSteerWarning, match=r"steering\.reach is a key of an older version"):
+        assert override(small, ["steering.reach=2"]) == small

@@ -232,7 +232,8 @@ class Comparison:
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
-        return label_dictionary(dictionary, self.probing_scenes, self.vocabulary, settings)
+        fit = atlas.about["spec"]["calibration"]["fit"]
+        return label_dictionary(dictionary, self.probing_scenes, self.vocabulary, settings, fit=fit)
 
     def result(self, method: Method, seed: int) -> dict[str, Any]:
         """All results of one method and seed; each part is a file, and only missing ones are computed."""

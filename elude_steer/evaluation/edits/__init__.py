@@ -1,11 +1,12 @@
 """The benchmark of edits: worlds, sweeps over settings, tuning."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from elude_steer.errors import SpecError
 
 # Of edits: `two` replaces two objects at once, `place` replaces the place, `absent` removes what is not there.
 Kind = Literal["remove", "replace", "two", "place", "absent"]
+KINDS = " or ".join(", ".join(map(repr, get_args(Kind))).rsplit(", ", 1))  # in words
 
 
 def parse_scenes(source: str) -> tuple[Literal["toyland", "photos"], str]:

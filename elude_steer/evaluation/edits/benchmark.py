@@ -15,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.edits import Kind
+from elude_steer.evaluation.edits import KINDS, Kind
 from elude_steer.evaluation.edits.fluency import likelihoods
 from elude_steer.models.images import open_image
 from elude_steer.models.prefix_cache import image_batches, run_prefix
@@ -238,7 +238,7 @@ def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0
     `two` there are two objects.
     """
     if kind not in get_args(Kind):
-        raise SpecError(f"an edit is {', '.join(map(repr, get_args(Kind)[:-1]))} or 'absent', not '{kind}'.")
+        raise SpecError(f"an edit is {KINDS}, not '{kind}'.")
     tasks = []
     for number, (case, caption) in enumerate(zip(world.cases, baselines, strict=True)):
         rng = np.random.default_rng([seed, number])

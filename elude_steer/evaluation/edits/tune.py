@@ -10,7 +10,7 @@ from typing import Any, get_args
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.manifest import check_not_shipped, list_atlases
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.edits import Kind, parse_scenes
+from elude_steer.evaluation.edits import KINDS, Kind, parse_scenes
 from elude_steer.evaluation.edits.benchmark import World, toyland_world
 from elude_steer.evaluation.edits.coco import coco_world
 from elude_steer.evaluation.edits.photos import photo_world
@@ -96,7 +96,7 @@ def tune(
         target: an image (a path, the bytes of a file, or a PIL image), or a `World`.
         minus: for an image, the concept to remove.
         plus: for an image, the concept to put in its place.
-        kind: for a world, the edits to try: `remove`, `replace` or `absent`. For an image, `plus` decides.
+        kind: for a world, the edits to try: see `Kind`. For an image, `plus` decides.
         grid: setting -> values to try; by default a dozen points that suit the edit (`GRIDS`).
         by: what the best settings maximize: `harmonic`, `clean`, `success` or `kept`.
         min_kept: for a world, the share of the other objects and places that the best settings must keep.
@@ -107,7 +107,7 @@ def tune(
         >>> steerer.steer("dog.png", minus=["dog"], **result.best).caption
     """
     if kind not in get_args(Kind):
-        raise SpecError(f"kind is {kind!r}; an edit is 'remove', 'replace' or 'absent'.")
+        raise SpecError(f"kind is {kind!r}; an edit is {KINDS}.")
     if isinstance(target, World):
         if minus is not None or plus is not None:
             raise SpecError(
@@ -166,7 +166,7 @@ def tune_on_image(
     if word not in single_image_world(image, baseline, [word]).cases[0].objects:
         notes.append(f"the baseline does not say '{word}', so its absence proves nothing; use a word of the baseline.")
     if not best.outcome.success:
-        notes.append("no point of the grid achieved the edit; try a larger kappa or strength, or another mode.")
+        notes.append("no point of the grid achieved the edit; try a larger strength or kappa, or another mode.")
     if write is not None:
         step = StepSpec((minus,), (plus,) if plus else (), settings=SteeringSpec(**best.settings))
         source = None if path in (None, "-") else str(Path(str(path)).resolve())
