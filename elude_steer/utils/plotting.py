@@ -233,15 +233,30 @@ def _place_number(
 
 
 def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str, size: tuple[int, int] = (760, 460)
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x: str,
+    y: str,
+    size: tuple[int, int] = (760, 460),
+    shares: bool = False,
 ) -> Image.Image:
-    """Draw lines through positive points on logarithmic axes, each with its name at its end."""
+    """Draw lines through points, each with its name at its end.
+
+    Args:
+        series: the points of each line.
+        x: the label of the x axis.
+        y: the label of the y axis.
+        size: width and height in pixels.
+        shares: whether the y axis goes from 0 to 1; otherwise both axes are logarithmic, and points are positive.
+    """
     left, top, right, bottom = 64, 20, size[0] - 190, size[1] - 56
     chart = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(chart), ImageFont.load_default(13)
-    logs = {name: np.log10(np.asarray(points, float)) for name, points in series.items()}
-    values = np.concatenate(list(logs.values()))
-    low, high = values.min(0), np.maximum(values.max(0), values.min(0) + 0.1)
+    scale = (lambda value: value) if shares else np.log10
+    logs = {name: scale(np.asarray(points, float)) for name, points in series.items()}
+    values = np.concatenate([*logs.values(), *([[[np.nan, 0.0], [np.nan, 1.0]]] if shares else [])])
+    low = np.nanmin(values, 0)
+    high = np.maximum(np.nanmax(values, 0), low + 0.1)
     spans = np.array([right - left, top - bottom])
 
     def to_pixels(point: np.ndarray) -> tuple[float, float]:
@@ -249,13 +264,15 @@ def curves(
         return left + float(share[0]), bottom + float(share[1])
 
     for value in sorted({float(point[0]) for points in series.values() for point in points}):
-        across = to_pixels(np.array([np.log10(value), low[1]]))[0]
+        across = to_pixels(np.array([scale(np.float64(value)), low[1]]))[0]
         draw.line((across, top, across, bottom), fill=_GRID_LINE)
         draw.text((across, bottom + 6), f"{value:g}", fill=_SOFT_TEXT, font=font, anchor="ma")
-    for power in range(int(np.ceil(low[1])), int(np.floor(high[1])) + 1):
-        up = to_pixels(np.array([low[0], power]))[1]
+    powers = range(int(np.ceil(low[1])), int(np.floor(high[1])) + 1)
+    marks = {share / 5: f"{share / 5:g}" for share in range(6)} if shares else {n: f"{10.0**n:g}" for n in powers}
+    for mark, text in marks.items():
+        up = to_pixels(np.array([low[0], mark]))[1]
         draw.line((left, up, right, up), fill=_GRID_LINE)
-        draw.text((left - 8, up), f"{10.0**power:g}", fill=_SOFT_TEXT, font=font, anchor="rm")
+        draw.text((left - 8, up), text, fill=_SOFT_TEXT, font=font, anchor="rm")
     draw.text(((left + right) / 2, size[1] - 28), x, fill=_TEXT, font=font, anchor="ma")
     draw.text((left - 8, top - 14), y, fill=_TEXT, font=font, anchor="la")
     heights: list[float] = []

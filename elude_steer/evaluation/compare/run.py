@@ -232,7 +232,7 @@ class Comparison:
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
-        fit = atlas.about["spec"]["calibration"]["fit"]
+        fit = self.spec.calibration.fit
         return label_dictionary(dictionary, self.probing_scenes, self.vocabulary, settings, fit=fit)
 
     def result(self, method: Method, seed: int) -> dict[str, Any]:
