@@ -33,9 +33,9 @@ steer scene.png --plus dog --where notes.txt
 steer scene.png --plus dog --where black.png
 steer scene.png --minus dog --fit 1.5
 steer scene.png --minus dog --mode push
-steer scene.png --minus dog --beta inf
+steer scene.png --minus dog --strength inf
 steer scene.png --minus dog --nu some
-steer scene.png --minus dog --fill -3
+steer scene.png --minus dog --fit -3
 steer scene.png --minus dog --atlas toylnd
 steer scene.png --minus dog --atlas made
 steer scene.png --minus dog --device gpu

@@ -22,7 +22,7 @@ from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
 
-FIRST_HINT = "Pick a concept to remove or to add, and press Steer."
+FIRST_HINT = "Click a word that the model says, or name a concept to remove or to add, and press Steer."
 _INTERNAL: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _UNDOCUMENTED = {"api_visibility": "undocumented"}  # callable, but no tools: they work on the state of a visitor
 # Runs in the browser before a request is sent: puts the marked region among the inputs.
@@ -40,16 +40,16 @@ def make_app(*presenters: Presenter, rate_limit: RateLimit | None = None) -> Any
     pages = make_pages(presenters, reserved=gr.routes.INTERNAL_ROUTES)
     # Uploaded files are deleted after an hour; images in use are in memory by then.
     with gr.Blocks(title="elude_steer", analytics_enabled=False, delete_cache=(600, 3600)) as app:
-        _fill_page(gr, pages, pages[0], rate_limit)
+        _fill_page(gr, app, pages, pages[0], rate_limit)
         app.unload(_make_stop(gr, *presenters))
         api.add_functions(gr, app, pages, rate_limit)
     for page in pages[1:]:
         with app.route(page.name, page.path):
-            _fill_page(gr, pages, page, rate_limit)
+            _fill_page(gr, app, pages, page, rate_limit)
     return app
 
 
-def _fill_page(gr: Any, pages: Sequence[Page], page: Page, rate_limit: RateLimit | None) -> None:
+def _fill_page(gr: Any, app: Any, pages: Sequence[Page], page: Page, rate_limit: RateLimit | None) -> None:
     presenter, links = page.presenter, page_links(pages, page)
     atlas, model = presenter.steerer.atlas, Path(presenter.steerer.vlm.id).name or "model"
     about = f"{model} · atlas {page.name}: {len(atlas):,} sub-units of {atlas.d_out} units"
@@ -60,12 +60,12 @@ def _fill_page(gr: Any, pages: Sequence[Page], page: Page, rate_limit: RateLimit
     )
     with gr.Tabs():
         with gr.Tab("Steer", id="steer"):
-            _steer_tab(gr, page, rate_limit)
+            _steer_tab(gr, app, page, rate_limit)
         with gr.Tab("Explore", id="explore"):
             _explore_tab(gr, presenter)
 
 
-def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
+def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> None:
     presenter = page.presenter
     first = presenter.open_example(0) if presenter.examples else ImageState()
     state = gr.State(first)
@@ -76,16 +76,21 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
                 upload = gr.UploadButton("Upload an image", size="sm", elem_id="bring", scale=0, min_width=130)
             viewer = components.image_viewer("easel", first.view)
         with gr.Column(scale=6, min_width=300):
+            plain = components.clickable_html("plain", presenter.show_caption(first.image))
             with gr.Row():
                 minus = _concept_field(gr, presenter, "Remove", "minus")
                 plus = _concept_field(gr, presenter, "Add", "plus")
+            swaps = components.clickable_html("swaps")
             edits = components.clickable_html("edits", first.edit_buttons)
+            strength = _strength_slider(gr, presenter)
             with gr.Row():
                 steer_button = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
+                dose_button = gr.Button("Dose curve", elem_id="dose", scale=2, min_width=110)
                 stop_button = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
             answer = components.static_html("said", html_parts.hint(FIRST_HINT))
+            doses = components.clickable_html("doses")
             with gr.Accordion("Settings", open=False, elem_id="settings"):
-                values = _setting_fields(gr, presenter)
+                values = [strength, *_setting_fields(gr, presenter)]
                 prompt = gr.Textbox(PROMPT, label="question", info="what the model is asked", elem_id="set-prompt")
                 with gr.Row():
                     reset = gr.Button("Reset", size="sm", elem_id="reset")
@@ -113,7 +118,7 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
         )
 
     def choose_example(event: gr.EventData, request: gr.Request, state: ImageState, *fields: Any) -> Any:
-        presenter.stop(visitor_id(request), "")
+        stop_all(request)
         return show_new_image(state, presenter.open_example(event.example), fields)
 
     def upload_image(request: gr.Request, path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
@@ -121,8 +126,28 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
             new = presenter.run_in_worker(lambda: presenter.open_upload(path))
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
-        presenter.stop(visitor_id(request), "")
+        stop_all(request)
         return show_new_image(state, new, fields)
+
+    def stop_all(request: Any) -> None:
+        for visitor in (visitor_id(request), _reader_id(request)):
+            presenter.stop(visitor, "")
+
+    def describe(request: gr.Request, state: ImageState) -> Any:
+        """Caption the image without edits. Those of examples are known soon, and so do not count for the limit."""
+        image = state.image
+        if image is None or presenter.is_captioned(image):
+            return presenter.show_caption(image)
+        try:
+            if rate_limit and not presenter.is_example(image):
+                rate_limit.check(rate_limit_key(request))
+            with presenter.stoppable(_reader_id(request)):
+                caption = presenter.run_in_worker(lambda: presenter.caption(image))
+        except StoppedError:  # the page shows another image by now
+            return gr.skip()
+        except EludeSteerError as error:
+            return html_parts.error_message(error)
+        return presenter.render_caption(caption)
 
     def show_new_image(old: ImageState, new: ImageState, fields: Sequence[Any]) -> Any:
         hint = html_parts.hint(FIRST_HINT)
@@ -149,6 +174,16 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
         except EludeSteerError as error:
             return html_parts.error_message(error)
 
+    def try_doses(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
+        try:
+            edit = make_request(*inputs)
+            with start_request(request, progress):
+                return presenter.dose_table(presenter.run_in_worker(lambda: presenter.try_doses(edit)))
+        except StoppedError as reason:
+            return html_parts.hint(str(reason)) if str(reason) else gr.skip()
+        except EludeSteerError as error:
+            return html_parts.error_message(error)
+
     def start_request(request: Any, progress: Any) -> Any:
         if rate_limit:
             rate_limit.check(rate_limit_key(request))
@@ -156,6 +191,18 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
 
     def use_trial(event: gr.EventData) -> Any:
         return presenter.field_values({name: event._data[name] for name in TUNABLE if name in event._data})
+
+    def use_dose(event: gr.EventData) -> Any:
+        return event.strength
+
+    def remove_word(event: gr.EventData) -> Any:
+        return [event.word], [], presenter.swap_buttons([event.word])
+
+    def put_instead(event: gr.EventData) -> Any:
+        return [event.instead]
+
+    def offer_swaps(minus: Any) -> Any:
+        return _html_or_error(lambda: presenter.swap_buttons(minus or ()))
 
     def fill_in(state: ImageState, recipe: Any, step: int, note: str = "") -> Any:
         edit = recipe.steps[step]
@@ -165,12 +212,12 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
         return *outputs, hint, "", "", list(edit.minus), list(edit.plus), *loaded
 
     def choose_edit(request: gr.Request, event: gr.EventData) -> Any:
-        presenter.stop(visitor_id(request), "")
+        stop_all(request)
         recipe = presenter.examples[event.example].recipe
         return fill_in(presenter.open_example(event.example, event.step), recipe, event.step)
 
     def choose_shipped(request: gr.Request, chosen: str) -> Any:
-        presenter.stop(visitor_id(request), "")
+        stop_all(request)
         number, step = map(int, chosen.split("/"))
         return fill_in(presenter.open_example(number, step), presenter.examples[number].recipe, step)
 
@@ -191,22 +238,39 @@ def _steer_tab(gr: Any, page: Page, rate_limit: RateLimit | None) -> None:
     heavy |= {"trigger_mode": "multiple"}  # the latest request counts and stops the one before it
     heavy_internal = {**heavy, "api_visibility": "private"}
     all_outputs = [*answer_outputs, trials, details, *fields]
-    press, bring, find = (f"{name}{page.suffix}" for name in ("press", "bring", "find_settings"))
+    names = ("press", "bring", "find_settings", "dose")
+    press, bring, find, dose = (f"{name}{page.suffix}" for name in names)
     steered = steer_button.click(steer_image, inputs, answer_outputs, **heavy, api_name=press, **_UNDOCUMENTED)
-    examples.select(choose_example, [state, *fields], all_outputs, **_INTERNAL)
+    chosen = [examples.select(choose_example, [state, *fields], all_outputs, **_INTERNAL)]
     upload_inputs = [upload, state, trials, details, *fields]
-    upload.upload(upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name=bring, **_UNDOCUMENTED)
-    edited = edits.select(choose_edit, None, all_outputs, **_INTERNAL)
-    edited = edited.then(steer_image, inputs, answer_outputs, **heavy_internal)
-    shipped.input(choose_shipped, shipped, all_outputs, **_INTERNAL)
+    uploaded = upload.upload(
+        upload_image, upload_inputs, all_outputs, show_progress="hidden", api_name=bring, **_UNDOCUMENTED
+    )
+    picked = edits.select(choose_edit, None, all_outputs, **_INTERNAL)
+    chosen += [uploaded, picked, shipped.input(choose_shipped, shipped, all_outputs, **_INTERNAL)]
+    edited = picked.then(steer_image, inputs, answer_outputs, **heavy_internal)
+    read = {"concurrency_limit": WORKERS, "concurrency_id": "model", "trigger_mode": "multiple"}
+    read |= {"show_progress_on": [plain], "api_visibility": "private"}
+    app.load(describe, state, plain, **read)
+    described = [event.then(describe, state, plain, **read) for event in chosen]
+    removed = plain.select(remove_word, None, [minus, plus, swaps], **_INTERNAL)
+    swapped = swaps.select(put_instead, None, plus, **_INTERNAL)
+    clicked = [event.then(steer_image, inputs, answer_outputs, **heavy_internal) for event in (removed, swapped)]
+    minus.change(offer_swaps, minus, swaps, **_INTERNAL)
     recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)
     heavy |= {"show_progress_on": [trials]}
     tuned = tune.click(find_settings, inputs, trials, **heavy, api_name=find, **_UNDOCUMENTED)
     used = trials.select(use_trial, None, values, **_INTERNAL).then(
         steer_image, inputs, answer_outputs, **heavy_internal
     )
+    heavy |= {"show_progress_on": [doses]}
+    dosed = dose_button.click(try_doses, inputs, doses, **heavy, api_name=dose, **_UNDOCUMENTED)
+    redosed = doses.select(use_dose, None, strength, **_INTERNAL).then(
+        steer_image, inputs, answer_outputs, **heavy_internal
+    )
     stop = _make_stop(gr, presenter)
-    stop_button.click(stop, None, None, queue=False, cancels=[edited, steered, tuned, used], **_INTERNAL)
+    waiting = [edited, steered, tuned, used, dosed, redosed, *clicked, *described]
+    stop_button.click(stop, None, None, queue=False, cancels=waiting, **_INTERNAL)
     reset.click(lambda: [PROMPT, *presenter.field_values()], None, [prompt, *values], **_INTERNAL)
     for table in (sub_units, details):
         table.select(_make_show_details(gr, presenter), None, details, **_INTERNAL)
@@ -253,8 +317,14 @@ def _make_stop(gr: Any, *presenters: Presenter) -> Callable[..., None]:
     def stop(request: gr.Request) -> None:
         for presenter in presenters:
             presenter.stop(visitor_id(request))
+            presenter.stop(_reader_id(request))
 
     return stop
+
+
+def _reader_id(request: Any) -> str:
+    """The visitor as one whose image is captioned without edits, which may go on beside an edit."""
+    return f"{visitor_id(request)} reads"
 
 
 def _html_or_error(make_html: Callable[[], str]) -> str:
@@ -278,11 +348,17 @@ def _edit_choices(presenter: Presenter) -> list[tuple[str, str]]:
     ]
 
 
+def _strength_slider(gr: Any, presenter: Presenter) -> Any:
+    about = {"label": "Strength", "info": HINTS["strength"], "elem_id": "set-strength"}
+    return gr.Slider(0, presenter.max_strength, presenter.field_values()[0], step=0.1, **about)
+
+
 def _setting_fields(gr: Any, presenter: Presenter) -> list[Any]:
+    """The fields of all settings but the strength, in the order of `TUNABLE`."""
     fields, values = [], dict(zip(TUNABLE, presenter.field_values(), strict=True))
     about = {"label": "mode", "info": HINTS["mode"], "elem_id": "set-mode"}
     fields.append(gr.Radio(["place", "scale"], value=values["mode"], **about))
-    for names in (TUNABLE[1:5], TUNABLE[5:]):
+    for names in (("fit", "seen"), ("gamma", "alpha", "kappa", "nu")):
         with gr.Row():
             for name in names:
                 kind = gr.Textbox if name == "nu" else gr.Number

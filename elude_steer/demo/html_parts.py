@@ -5,26 +5,81 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
-from elude_steer.steering.result import SteeredCaption, mark_changes
+from elude_steer.steering.result import SteeredCaption, mark_changes, unseen_words
 from elude_steer.utils.plotting import data_uri
 
 
 def captions(result: SteeredCaption) -> str:
-    """Baseline and steered caption side by side, with notes below."""
+    """Baseline and steered caption side by side; below, which words the image shows, and notes."""
     cards = "".join(
         f'<div class="card {name}"><h3>{name}</h3><p>{text}</p></div>' for name, text in mark_changes(result).items()
     )
-    count = len({edit.sub_unit for concept in result.plan.concepts for edit in concept.edits})
     both = "the caption" if result.baseline is None else "both captions"
-    summary = f"{count} sub-units changed, {both} in {result.seconds:.2f} s"
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in (summary, *result.notes))
+    missed = unseen_words(result.plan, result.seen)
+    # What these notes say stands beside the words already.
+    others = [one for one in result.notes if not one.startswith(tuple(f"'{word}' is not seen" for word in missed))]
+    notes = "".join(map(note, (f"{_count_sub_units(result)}, {both} in {result.seconds:.2f} s", *others)))
+    notes = _sightings(result, missed) + notes
     # The exact time makes every answer a new text, so that screen readers announce each one.
     return f'<div class="captions" role="status" data-seconds="{result.seconds:.9f}">{cards}</div>{notes}'
+
+
+def _count_sub_units(result: SteeredCaption) -> str:
+    kinds = {kind: {edit.sub_unit for edit in result.plan.edits if edit.kind == kind} for kind in ("scale", "read")}
+    if not kinds["read"]:
+        return f"{len(kinds['scale'])} sub-units changed"
+    changed = f"{len(kinds['scale'])} sub-units changed, " if kinds["scale"] else ""
+    return f"{changed}{len(kinds['read'])} sub-units read"
+
+
+def _sightings(result: SteeredCaption, missed: Sequence[str]) -> str:
+    """For each word to remove, whether the image shows it, and how much of what it reaches where it is."""
+    lines = []
+    for word, share in result.seen.items():
+        unseen = word in missed
+        kind, found = ("unseen", "not seen") if unseen else ("seen", "seen")
+        more = " · left as it is; to change it anyway, mark a region, or lower 'seen' in the settings"
+        lines.append(
+            f'<li class="{kind}"><b>{html.escape(word)}</b> <span class="badge">{found}: {max(0.0, share):.0%}</span>'
+            f"{more if unseen else ''}</li>"
+        )
+    title = "Seen in the image, as a share of what a word reaches where it is"
+    return f'<ul class="sightings" aria-label="{title}" title="{title}">{"".join(lines)}</ul>' if lines else ""
+
+
+def clickable_caption(caption: str, find_word: Callable[[str], str | None]) -> str:
+    """The caption without edits, in which words can be clicked.
+
+    Args:
+        caption: the caption.
+        find_word: the word that a click on a text sends, or None if the text is no button.
+    """
+    parts, texts, start = [], caption.split(), 0
+    while start < len(texts):
+        lengths = (count for count in (3, 2, 1) if start + count <= len(texts))
+        found = ((count, find_word(" ".join(texts[start : start + count]))) for count in lengths)
+        count, word = next((pair for pair in found if pair[1] is not None), (1, None))
+        text = " ".join(texts[start : start + count])
+        parts.append(html.escape(text) if word is None else button(text, {"word": word}, title=f"Remove {word}"))
+        start += count
+    help = "Click a word to remove it." if "<button" in "".join(parts) else "The atlas knows none of these words."
+    return f'<div class="plain" role="status"><h3>The model says</h3><p>{" ".join(parts)}</p>{note(help)}</div>'
+
+
+def no_caption(coming: bool) -> str:
+    """What stands in the place of the caption while there is none."""
+    text = "…" if coming else "Choose an image first."
+    return f'<div class="plain"><h3>The model says</h3><p>{text}</p>{note("")}</div>'
+
+
+def note(text: str) -> str:
+    """A small sentence; empty without a text."""
+    return f'<p class="note">{html.escape(text)}</p>' if text else ""
 
 
 def hint(text: str) -> str:
@@ -64,7 +119,14 @@ def table(title: str, headers: Sequence[str], rows: Sequence[tuple[Mapping[str, 
     )
 
 
-def button(text: str, data: Mapping[str, Any], *, image: Image.Image | None = None, pressed: bool = False) -> str:
+def button(
+    text: str,
+    data: Mapping[str, Any],
+    *,
+    image: Image.Image | None = None,
+    pressed: bool = False,
+    title: str | None = None,
+) -> str:
     """A button that shows a text, or an image in its place.
 
     Args:
@@ -72,12 +134,14 @@ def button(text: str, data: Mapping[str, Any], *, image: Image.Image | None = No
         data: what a click sends to the page.
         image: the image on the button.
         pressed: whether the button appears as chosen.
+        title: what it says when the pointer rests on it; by default the text.
     """
     row = html.escape(json.dumps(dict(data)), quote=True)
     name = html.escape(text, quote=True)
     face = f'<img alt="{name}" src="{data_uri(image, quick=True)}">' if image is not None else name
     state = ' aria-pressed="true"' if pressed else ""
-    return f'<button type="button" data-row="{row}" title="{name}"{state}>{face}</button>'
+    title = name if title is None else html.escape(title, quote=True)
+    return f'<button type="button" data-row="{row}" title="{title}"{state}>{face}</button>'
 
 
 def button_row(title: str, buttons: Sequence[str]) -> str:
@@ -85,6 +149,12 @@ def button_row(title: str, buttons: Sequence[str]) -> str:
     if not buttons:
         return ""
     return f'<div class="choices" role="group" aria-label="{html.escape(title, quote=True)}">{"".join(buttons)}</div>'
+
+
+def named_buttons(title: str, buttons: Sequence[str]) -> str:
+    """Buttons side by side after their title; empty without buttons."""
+    row = button_row(title, buttons)
+    return row and f'<div class="named"><span aria-hidden="true">{html.escape(title)}</span>{row}</div>'
 
 
 def image_strip(title: str, images: Sequence[Image.Image]) -> str:

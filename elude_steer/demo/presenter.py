@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from PIL import Image
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages
+from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.demo import html_parts
 from elude_steer.demo.recipes import SIGNS, Example, edit_name, python_call, recipe_text
 from elude_steer.demo.session import DISPLAY_SIDE, EditRequest, ImageFile, ImageState, check_length
@@ -28,11 +30,14 @@ from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.plotting import data_uri, fit_within
 
-T = TypeVar("T")
+Q, T = TypeVar("Q"), TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 HINTS = demo_hints()  # a line for each setting that the page shows
 TUNABLE = tuple(HINTS)
 WORKERS = 2  # requests that run at a time
+MAX_STRENGTH = 3.0  # of the slider
+DOSES = (0, 0.5, 1, 1.5, 2, 3)  # strengths of a dose curve
+_SWAPS = 12  # words that are offered in the place of another
 
 
 class Presenter:
@@ -62,12 +67,17 @@ class Presenter:
         self.name = name or steerer.atlas.name
         self._steer = self._steer_here if gpu is None else _run_on(gpu, self._steer_here)
         self._find_settings = self._find_settings_here if gpu is None else _run_on(gpu, self._find_settings_here)
+        self._try_doses = self._try_doses_here if gpu is None else _run_on(gpu, self._try_doses_here)
+        self._caption = self._caption_here if gpu is None else _run_on(gpu, self._caption_here)
         self.max_pixels = 20_000_000 if public else MAX_PIXELS
         self.max_bytes = (5 if public else 50) * 2**20
         self.atlas = self.name if public else atlas_reference(steerer)
         self.reference_images = ReferenceImages(steerer.atlas, steerer.vlm)
         self.atlas_settings = merge_settings(steerer.defaults)
         self.concepts = list(steerer.atlas.require_labels().counts)
+        self.known_words = {word.casefold(): word for word in self._list_known_words()}
+        self._example_files = {ImageFile.from_path(example.path) for example in self.examples}
+        self._example_captions: dict[ImageFile, str] = {}
         self._running: dict[str, _Request] = {}
         self._image_numbers = itertools.count(1)
         # Heavy work runs in the same few threads: each thread that runs a model keeps its own memory afterwards.
@@ -76,10 +86,12 @@ class Presenter:
     # Running requests
 
     def warm_up(self) -> None:
-        """Run one edit, so that the first visitor does not wait for what only the first call does."""
+        """Run one edit and caption the examples, so that the first visitor waits for neither."""
         blank = Image.new("RGB", (64, 64))
         plan, _ = self.steerer.prepare_plan(self.concepts[:1])
         self.result_view(self.steerer.explain(blank, plan, max_new_tokens=2))
+        for example in self.examples:
+            self.caption(ImageFile.from_path(example.path))
 
     def run_in_worker(self, job: Callable[[], T]) -> T:
         """Run heavy work in a worker thread and wait for its result."""
@@ -134,7 +146,13 @@ class Presenter:
         values = vars(self.atlas_settings) | {
             name: value for name, value in (settings or {}).items() if value is not None
         }
+        values["strength"] = min(values["strength"], self.max_strength)  # Gradio refuses what a slider cannot show
         return [str(values[name]) if name == "nu" else values[name] for name in TUNABLE]
+
+    @property
+    def max_strength(self) -> float:
+        """The right end of the slider; the atlas's own strength is always on it."""
+        return max(MAX_STRENGTH, self.atlas_settings.strength)
 
     def fields_for_next_image(self, state: ImageState, fields: Sequence[Any]) -> list[Any]:
         """The question and the settings for the next image: reset if a recipe filled them in, kept if typed."""
@@ -177,6 +195,70 @@ class Presenter:
             raise ImageError("there is no image yet; choose an example, or upload your own.")
         return request.image.open(self.max_pixels)
 
+    # The caption without edits
+
+    def is_captioned(self, image: ImageFile) -> bool:
+        """Whether the caption of an image is known. Only those of examples are stored."""
+        return image in self._example_captions
+
+    def is_example(self, image: ImageFile) -> bool:
+        """Whether an image is that of an example, which is captioned once for all visitors."""
+        return image in self._example_files
+
+    def caption(self, image: ImageFile) -> str:
+        """The caption of an image without edits."""
+        if self.is_captioned(image):
+            return self._example_captions[image]
+        caption = self._caption(image)
+        if self.is_example(image):
+            self._example_captions[image] = caption
+        return caption
+
+    def _caption_here(self, image: ImageFile) -> str:
+        return self.steerer.captions([image.open(self.max_pixels)], [[None]])[0][0]
+
+    def show_caption(self, image: ImageFile | None) -> str:
+        """HTML of an image's caption if it is known already."""
+        known = image is not None and self.is_captioned(image)
+        return self.render_caption(self.caption(cast(ImageFile, image))) if known else html_parts.no_caption(image is not None)
+
+    def render_caption(self, caption: str) -> str:
+        """HTML of a caption; a click on a word that the atlas knows sends it."""
+        return html_parts.clickable_caption(caption, self.find_known_word)
+
+    def _list_known_words(self) -> list[str]:
+        atlas = self.steerer.atlas
+        if atlas.calibration is None:  # then only mode scale works, with any label
+            return self.concepts
+        vocabulary = atlas.require_labels().vocabulary
+        return [vocabulary[int(number)] for number in atlas.calibration.words]
+
+    def find_known_word(self, text: str) -> str | None:
+        """The calibrated word that a text is, also in the plural; None if there is none."""
+        plain = re.sub(r"^\W+|\W+$", "", text.casefold())
+        if plain in FUNCTION_WORDS:
+            return None
+        forms = (plain, plain.removesuffix("s"), plain.removesuffix("es"))
+        return next((self.known_words[form] for form in forms if form in self.known_words), None)
+
+    def list_swaps(self, word: str) -> list[str]:
+        """What could stand in the place of a word: calibrated words, those closest in meaning first."""
+        check_length(word)
+        labels = self.steerer.atlas.require_labels()
+        cosines = dict(zip(labels.vocabulary, labels.similarities(self.steerer.matcher, word).tolist(), strict=True))
+        own = self.find_known_word(word)
+        others = [other for other in self.known_words.values() if other not in (own, word)]
+        return sorted(others, key=lambda other: -cosines[other])[:_SWAPS]
+
+    def swap_buttons(self, minus: Sequence[str]) -> str:
+        """Words that could stand in the place of the first word to remove, as buttons; empty if there is none."""
+        word = minus[0].strip() if minus else ""
+        if not word:
+            return ""
+        return html_parts.named_buttons(
+            f"Instead of '{word}'", [html_parts.button(other, {"instead": other}) for other in self.list_swaps(word)]
+        )
+
     # Steering
 
     def answer(self, state: ImageState, request: EditRequest) -> tuple[ImageState, SteeredCaption]:
@@ -193,13 +275,18 @@ class Presenter:
 
     def _steer_here(self, request: EditRequest) -> SteeredCaption:
         image = self._open_image(request)
+        region, settings = self._read_edit(request)
+        plan, notes = self.steerer.prepare_plan(request.minus, request.plus, region, settings)
+        return self.steerer.explain(image, plan, prompt=request.prompt or PROMPT, notes=notes)
+
+    def _read_edit(self, request: EditRequest) -> tuple[Any, dict[str, Any]]:
+        """The region and the settings of an edit; raises if nothing says where an added concept goes."""
         region, settings = request.region_and_settings()
         if region is None and not request.minus and settings.get("mode", self.atlas_settings.mode) == "place":
             raise SpecError(
                 f"'{request.plus[0]}' needs a place: name what it replaces under Remove, or mark a region of the image."
             )
-        plan, notes = self.steerer.prepare_plan(request.minus, request.plus, region, settings)
-        return self.steerer.explain(image, plan, prompt=request.prompt or PROMPT, notes=notes)
+        return region, settings
 
     def _notes(self, request: EditRequest) -> list[str]:
         """What influenced the result but may be out of sight: folded settings and the mark."""
@@ -224,15 +311,47 @@ class Presenter:
             raise SpecError("settings can be tried for one concept to remove and at most one to replace it.")
         if request.mark:
             raise SpecError("settings are tried where the concept fires, but a region is marked; clear the mark first.")
-        kappa, nu = self.atlas_settings.kappa, self.atlas_settings.nu
         grid = {name: [value] for name, value in request.settings.items()}
-        grid["kappa"] = _multiples(kappa, (2 / 3, 1, 5 / 3))
-        grid["nu"] = ["all", 10, 50] if isinstance(nu, str) else _multiples(nu, (0.6, 1, 1.5, 3))
+        grid |= self._nearby_settings(str(request.settings.get("mode", self.atlas_settings.mode)))
         plus = request.plus[0] if request.plus else None
         prompt = request.prompt or PROMPT
         return tune(self.steerer, image, minus=request.minus[0], plus=plus, grid=grid, prompt=prompt)
 
+    def _nearby_settings(self, mode: str) -> dict[str, list[Any]]:
+        own = self.atlas_settings
+        if mode == "place":
+            strengths = [round(own.strength * factor, 3) for factor in (0.5, 1, 1.5, 2)]
+            fits = [round(min(1, own.fit * factor), 3) for factor in (0.5, 1, 1.5)] if own.fit else [0, 0.2, 0.4]
+            return {"strength": list(dict.fromkeys(strengths)), "fit": list(dict.fromkeys(fits))}
+        nu = ["all", 10, 50] if isinstance(own.nu, str) else _multiples(own.nu, (0.6, 1, 1.5, 3))
+        return {"kappa": _multiples(own.kappa, (2 / 3, 1, 5 / 3)), "nu": list(nu)}
+
+    def try_doses(self, request: EditRequest) -> list[tuple[float, str]]:
+        """A dose curve: the captions of an edit under several strengths."""
+        request.validate()
+        return self._try_doses(request)
+
+    def _try_doses_here(self, request: EditRequest) -> list[tuple[float, str]]:
+        image = self._open_image(request)
+        region, settings = self._read_edit(request)
+        if settings.get("mode", self.atlas_settings.mode) != "place":
+            raise SpecError("mode scale has no strength; choose mode place under Settings to see a dose curve.")
+        plans = [
+            self.steerer.prepare_plan(request.minus, request.plus, region, {**settings, "strength": dose})[0]
+            for dose in DOSES
+        ]
+        captions = self.steerer.captions([image], [plans], request.prompt or PROMPT)[0]
+        return list(zip(DOSES, captions, strict=True))
+
     # HTML
+
+    def dose_table(self, doses: Sequence[tuple[float, str]]) -> str:
+        """The captions of a dose curve; a click on a row sends its strength."""
+        rows = [({"strength": dose}, (f"{dose:g}", caption)) for dose, caption in doses]
+        same = len({caption for _, caption in doses}) == 1
+        title = "Strengths and captions; click a row to use it"
+        note = "The caption is the same at every strength." if same else ""
+        return html_parts.table(title, ("strength", "caption"), rows) + html_parts.note(note)
 
     def sub_unit_table(self, result: SteeredCaption) -> str:
         """The sub-units that an edit changed or read."""
@@ -250,12 +369,13 @@ class Presenter:
 
     def trials_table(self, result: TuningResult) -> str:
         """The settings that were tried, with their captions."""
-        rows = []
+        rows, first = [], result.rows[0] if result.rows else {}
+        tried = ("nu", "kappa") if "kappa" in first and "nu" in first else ("strength", "fit")
         for row in result.rows:
             settings = {name: row[name] for name in TUNABLE if name in row}
-            rows.append((settings, (row["caption"], row["nu"], row["kappa"], f"{row['kept']:.0%}")))
+            rows.append((settings, (row["caption"], *(row[name] for name in tried), f"{row['kept']:.0%}")))
         return html_parts.table(
-            "Tried settings, best first; click a row to use it", ("caption", "nu", "kappa", "kept"), rows
+            "Tried settings, best first; click a row to use it", ("caption", *tried, "kept"), rows
         )
 
     def concept_table(self) -> str:
@@ -339,10 +459,10 @@ class Presenter:
         return html_parts.button_row("Edits to try", buttons)
 
 
-def _run_on(gpu: Decorator, method: Callable[[EditRequest], T]) -> Callable[[EditRequest], T]:
+def _run_on(gpu: Decorator, method: Callable[[Q], T]) -> Callable[[Q], T]:
     """A method on a borrowed GPU. Its errors travel as results: `spaces.GPU` passes on only the name of an error."""
 
-    def attempt(request: EditRequest) -> T | EludeSteerError:
+    def attempt(request: Q) -> T | EludeSteerError:
         try:
             return method(request)
         except EludeSteerError as error:
@@ -350,7 +470,7 @@ def _run_on(gpu: Decorator, method: Callable[[EditRequest], T]) -> Callable[[Edi
 
     borrowed = gpu(attempt)
 
-    def call(request: EditRequest) -> T:
+    def call(request: Q) -> T:
         result = borrowed(request)
         if isinstance(result, EludeSteerError):
             raise result

@@ -94,7 +94,7 @@ class ImageState:
         image: the image file.
         view: the value of the image viewer, see `image_viewer.js`.
         edit_buttons: HTML of the edits in an example's recipe.
-        sub_units: HTML of the sub-units that the last edit changed.
+        sub_units: HTML of the sub-units that the last edit changed or read.
         export: HTML of the last edit as a recipe and a Python call.
         loaded_fields: the question and the settings that a recipe filled in; they are reset with the next image.
     """
@@ -102,7 +102,7 @@ class ImageState:
     image: ImageFile | None = None
     view: Mapping[str, Any] = field(default_factory=dict)
     edit_buttons: str = ""
-    sub_units: str = html_parts.table("Changed sub-units", (), [])
+    sub_units: str = html_parts.table("Sub-units", (), [])
     export: str = html_parts.table("Your edit as a recipe and as Python", (), [])
     loaded_fields: tuple[Any, ...] = ()
 

@@ -189,7 +189,8 @@ def find_stream_scale(model: nn.Module, layer_name: str, width: int) -> torch.Te
     """Return what a block multiplies a layer's output by, per channel, before adding it to the stream (LayerScale).
 
     It is found by structure: a parameter with one number for each of the layer's `width` outputs that belongs neither
-    to a norm nor to a linear layer, in a module behind the layer's own, or the second such parameter of the block.
+    to a norm nor to a linear layer, in a module behind the layer's own, or of the two such parameters of the
+    block that of attention or that of the MLP.
     """
     block = block_of(model, layer_name)
     name = next((name for name, module in model.named_modules() if module is block), "")
@@ -205,7 +206,9 @@ def find_stream_scale(model: nn.Module, layer_name: str, width: int) -> torch.Te
             if scale.shape == (width,):
                 return scale.detach()
     own = [parameter for parameter in block.parameters(recurse=False) if parameter.shape == (width,)]
-    return own[1].detach() if len(own) == 2 else None  # one for attention, one for the MLP
+    if len(own) != 2:
+        return None
+    return own[0 if "att" in inside.split(".")[0].lower() else 1].detach()  # one for attention, one for the MLP
 
 
 def find_layer(model: nn.Module, suffix: str, *, within: str = "") -> tuple[str, nn.Module]:

@@ -110,7 +110,7 @@ class PlacedConcept:
 
     def presence(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> float:
         """How much of what images with the concept reach this one reaches."""
-        return self.calibration.presence(self.row, self.readings(q, skipped, memo))
+        return self.calibration.presence(self.row, self.readings(q, skipped, memo).detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +197,8 @@ class PreparedPlan:
                 raise ModelError("a box or mask needs to know the image it lies on.")
             region = torch.from_numpy(find_patches(marked)).to(q.device).reshape(len(q), -1)
             return F.pad(region, (skipped, 0))
-        partner = self.plan.partner(placed.concept)
-        found = next((one for one in self.placed if one.concept is partner), None) if partner else placed
+        minus = self.plan.partner(placed.concept) if placed.concept.is_placed else placed.concept
+        found = next((one for one in self.placed if one.concept is minus), None)
         if found is None:
             raise ModelError("nothing says where to place the plus words.")
         settings, readings = found.concept.settings, found.readings(q, skipped, memo)

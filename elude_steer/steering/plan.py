@@ -124,7 +124,7 @@ class Plan:
     @property
     def is_linear(self) -> bool:
         """Whether the edit is linear in the layer's input: it scales on every patch, and chooses no region."""
-        return not any(c.is_regional or c.settings.nu != "all" for c in self.concepts if c.edits)
+        return not any(c.is_regional or c.settings.nu != "all" for c in self.concepts if c.edits or c.detector)
 
     @property
     def key(self) -> str:

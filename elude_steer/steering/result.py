@@ -200,9 +200,10 @@ def result_notes(
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]
     notes, missed = [], unseen_words(plan, seen)
+    left = [concept for concept in plan.concepts if (plan.partner(concept) or concept).word in missed]
     for concept in plan.concepts:
         if concept.word in missed:
-            what = "nothing was changed" if len(missed) == len(plan.words("minus")) else "it was left as it is"
+            what = "nothing was changed" if len(left) == len(plan.concepts) else "it was left as it is"
             reached = f"{max(0.0, seen[concept.word]):.1f} of what it reaches where it is"
             notes.append(f"'{concept.word}' is not seen in this image ({reached}); {what}; `--force` edits anyway.")
         elif concept.role == "minus" and concept.word not in seen and _peak(maps, concept.word) < 0.1:

@@ -324,26 +324,15 @@ class Steerer(Generic[Source]):
                 f"the plan was made with another atlas ('{plan.atlas}'), which numbers other sub-units; make it again."
             )
         return PreparedPlan.from_plan(
-            plan,
-            self.atlas,
-            self.vlm.layer,
-            self.vlm.patch_shape,
-            weights,
-            self._detector,
-            self.vlm.stream_scale,
+            plan, self.atlas, self.vlm.layer, self.vlm.patch_shape, weights, self._detector, self.vlm.stream_scale
         )
 
-    def _detector(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        if row not in self._detectors:
-            # It stays for good, so it must not be made in the inference mode of the first caller.
-            with torch.inference_mode(False), torch.no_grad():
-                self._detectors[row] = self.atlas.detector(row, self.vlm.layer)
-        return self._detectors[row]
-
     @cached_property
-    def _detectors(self) -> dict[int, Callable[[torch.Tensor], torch.Tensor]]:
-        """The detectors of words that were used, by their row in the calibration."""
-        return {}
+    def _detector(self) -> Callable[[int], Callable[[torch.Tensor], torch.Tensor]]:
+        """Gives the detector of a row of the calibration; those of words that were used are kept."""
+        # They stay for good, so they must not be made in the inference mode of the first caller.
+        find = torch.inference_mode(False)(torch.no_grad()(self.atlas.detector))
+        return lru_cache(maxsize=None)(lambda row: find(row, self.vlm.layer))
 
     @with_threads
     def embeds(self, image: Any, plan: Plan | None = None) -> torch.Tensor:

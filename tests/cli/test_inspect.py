@@ -1,8 +1,12 @@
 import json
 
+import pytest
+
+from demos.toyland import labeller
+from elude_steer.atlas.atlas import Atlas
 from tests.helpers.atlases import make_atlas
 from tests.helpers.cli import only_error
-from tests.helpers.tiny import save_llava
+from tests.helpers.tiny import save_images, save_llava
 
 
 def test_an_atlas_is_built_listed_and_shown(run, spec_file, image_folder, tmp_path):
@@ -48,6 +52,50 @@ def test_an_atlas_is_checked_against_its_model_and_another(run, spec_file, image
     code, _, err = run("atlases", "check", tmp_path / "a", "--model", other)
     assert code == 1
     assert "was built for other weights of this layer" in only_error(err)
+
+
+def test_an_atlas_is_calibrated(run, tiny_llava, tmp_path):
+    labeller.save(labeller.new_model(3), tmp_path / "scorer")
+    images, spec = save_images(tmp_path / "images", 110), tmp_path / "spec.yaml"
+    spec.write_text(
+        f"name: plain\nmodel: {{id: '{tiny_llava}', layer: layers.1.mlp.fc2}}\ntokens: {{per_image: 2}}\n"
+        f"clusters: {{top_k: 60, min_cluster_size: 8}}\ncalibration: {{images: 0}}\n"
+        f"labels: {{scorer: '{tmp_path / 'scorer'}', vocabulary: toyland, top_k: 12}}\n"
+    )
+    assert run("build", spec, "--images", images, "--quiet")[0] == 0
+    command = ("atlases", "calibrate", "plain", "--out", tmp_path / "new")
+    code, _, err = run(*command, "--images", images, "--set", "calibration.images=0")
+    assert code == 1
+    assert "too few images to calibrate with" in only_error(err)
+    settings = ("--set", "calibration.images=5000", "--set", "calibration.fit=0.2")
+    code, out, err = run(*command, "--images", images, *settings, "--quiet")
+    assert (code, out.strip(), err) == (0, str(tmp_path / "new"), "")
+    old, new = Atlas.load("plain"), Atlas.load(tmp_path / "new")
+    assert old.calibration is None
+    assert float(new.calibration.fit) == pytest.approx(0.2)
+    assert new.fingerprint == old.fingerprint
+    assert new.about["spec"]["calibration"] == {"images": 5000, "fit": 0.2}
+
+
+def test_an_atlas_without_labels_cannot_be_calibrated(run, spec_file, image_folder, tmp_path):
+    run("build", spec_file, "--images", image_folder, "--out", tmp_path / "a")
+    command = ("atlases", "calibrate", tmp_path / "a", "--out", tmp_path / "b")
+    code, _, err = run(*command, "--images", image_folder)
+    assert code == 1
+    assert "has no labels" in only_error(err)
+    code, _, err = run(*command, "--images", tmp_path / "nowhere")
+    assert code == 1
+    assert "nowhere' with images" in only_error(err)
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_help_of_calibrate_says_what_it_needs(run):
+    code, out, _ = run("atlases", "calibrate", "--help")
+    assert code == 0
+    assert "Copy an atlas and add what mode place needs" in out
+    assert all(option in out for option in ("--images", "--out", "--set", "--device", "--threads", "--work", "--quiet"))
+    code, _, err = run("atlases", "calibrate", "toyland")
+    assert (code, "Missing option '--out'" in err) == (2, True)
 
 
 def test_concepts_are_listed_found_and_grouped(run):

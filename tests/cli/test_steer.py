@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from elude_steer import toyland
 from elude_steer.cli.entry_point import cli
 from elude_steer.errors import EludeSteerError, SpecError
+from elude_steer.evaluation.edits import Kind
 from elude_steer.steering.plan import Plan
 from tests.helpers.cli import only_error
 
@@ -97,20 +99,28 @@ def test_a_sweep_reads_booleans_and_words_in_its_grid(image):
         "bfloat16",
     )
     rows = json.loads(
-        invoke(*arguments, "--grid", "smooth=true,False", "--grid", "nu=all", "--grid", "mode=place").stdout
+        invoke(*arguments, "--grid", "force=true,False", "--grid", "nu=all", "--grid", "mode=place").stdout
     )
-    assert sorted(row["smooth"] for row in rows) == [False, True]
+    assert sorted(row["force"] for row in rows) == [False, True]
     assert [(row["nu"], row["mode"]) for row in rows] == [("all", "place")] * 2
 
 
-def test_the_default_grid_depends_on_the_kind_of_edit(image):
+def test_the_default_grid_is_that_of_the_mode_of_the_atlas(image):
     path, scene = image
     other = next(w for w in toyland.OBJECTS if w not in scene.objects)
     removed = invoke("sweep", path, "--minus", scene.objects[0], "--limit", 2).stdout.splitlines()
-    assert removed[0].split()[:3] == ["gamma", "kappa", "nu"]
+    assert removed[0].split()[:2] == ["strength", "fit"]
     assert len(removed) == 3
     replaced = invoke("sweep", path, "--minus", scene.objects[0], "--plus", other).stdout
-    assert replaced.split()[:3] == ["beta", "kappa", "nu"]
+    assert replaced.split()[:2] == ["strength", "fit"]
+    assert len(replaced.splitlines()) == 11
+
+
+def test_a_sweep_of_scenes_knows_all_kinds_of_edits(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path))
+    for kind in get_args(Kind):
+        rows = json.loads(invoke("sweep", "--kind", kind, "--count", 4, "--grid", "strength=1", "--json").stdout)
+        assert [row["strength"] for row in rows] == [1], kind
 
 
 def test_commas_and_repeated_options_name_the_same_concepts(image):

@@ -205,21 +205,13 @@ def test_adding_the_change_of_sub_units_scales_them():
 def test_silencing_all_sub_units_of_a_unit_silences_the_unit_and_leaves_the_others():
     layer, x = linear(True, torch.float32), randn(4, 12)
     members, units = random_split(6, 12)
-    every = SubUnits(*sub_unit_parameters(*layer_parameters(layer), members, units), units)
-    parts = every.select((units == 3).nonzero()[:, 0])
+    weight, bias = sub_unit_parameters(*layer_parameters(layer), members, units)
+    parts = SubUnits(weight[units == 3], bias[units == 3], units[units == 3])
     out = layer(x)
     parts.add_change(out, -parts.activations(x))
     others = [0, 1, 2, 4, 5]
     assert torch.allclose(out[:, 3], torch.zeros(4), atol=1e-5)
     assert torch.equal(out[:, others], layer(x)[:, others])
-
-
-@torch.inference_mode()
-def test_mean_activations_are_the_mean_of_the_activations():
-    layer, q = linear(True, torch.float32), randn(30, 12)
-    members, units = random_split(6, 12)
-    parts = SubUnits(*sub_unit_parameters(*layer_parameters(layer), members, units), units)
-    assert torch.allclose(parts.mean_activations(q), parts.activations(q).mean(0), atol=1e-5)
 
 
 def test_the_split_layer_keeps_the_original_layer_and_its_weights():

@@ -107,12 +107,14 @@ def family_steerer(family, scenes):
         tokens=TokensSpec(per_image=8, batch_size=4),
         clusters=ClustersSpec(top_k=100, backend="exact", min_cluster_size=8, min_samples=3),
         split=SplitSpec(winner_rule="gap"),
-        references=ReferencesSpec(instances=10, keep=4, streams=8),
+        references=ReferencesSpec(instances=10, keep=4),
         labels=LabelsSpec(scorer="toyland/labeller", vocabulary="toyland", top_k=12),
         matcher=MatcherSpec("toyland/matcher"),
     )
     root = family.root
-    atlas = es.build(spec, images=root / "images", out=root / "atlas", work=root / "work", threads=1, quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("elude_steer.atlas.build.calibrating.MIN_IMAGES", len(scenes))
+        atlas = es.build(spec, images=root / "images", out=root / "atlas", work=root / "work", threads=1, quiet=True)
     return Steerer.from_parts(family.vlm, atlas, atlas.matcher())
 
 
@@ -122,7 +124,7 @@ def logits(vlm, images):
 
 
 def make_plan(steerer, kind):
-    settings = SCALE_SETTINGS.get(kind, {"mode": "place", "nu": 4, "fill": 0, "smooth": True, "beta": 30.0})
+    settings = SCALE_SETTINGS.get(kind, {"mode": "place", "fit": 0.5, "force": True, "strength": 20.0})
     minus, plus = two_words(steerer)
     return steerer.plan(minus=[minus], plus=[plus] if kind == "place" else [], kappa=6, **settings)
 

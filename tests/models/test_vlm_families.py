@@ -264,7 +264,7 @@ def test_only_patches_of_the_region_are_changed(steerer, scenes):
     vlm, image = steerer.vlm, scenes[0].resize((84, 56))
     box = (42, 0, 84, 28)
     word = two_words(steerer)[0]
-    plan = steerer.plan(plus=[word], mode="place", where=box, kappa=6, beta=30.0)
+    plan = steerer.plan(plus=[word], mode="place", where=box, strength=20.0)
     prefix, prepared = run_prefix(vlm, [image]), steerer.gather_weights(plan)
     change = prepared.output_change(prefix.q[0], ImagePatches(vlm, lambda: image.size))
     before = vlm.layout.before

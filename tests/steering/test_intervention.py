@@ -7,14 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elude_steer.atlas.calibration import Calibration
 from elude_steer.errors import ModelError
-from elude_steer.steering.intervention import PreparedPlan, make_edited_forward
-from elude_steer.steering.plan import Concept, Edit, Plan
+from elude_steer.steering.intervention import PreparedPlan, divide_by_scale, make_edited_forward
+from elude_steer.steering.plan import Concept, Detector, Edit, Plan
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import merge_settings
 from tests.helpers.atlases import make_atlas
 
 TILES, PATCHES, D_IN, UNITS = 3, 10, 21, 6
+WORDS = ("dog", "cat", "cow", "hen")  # the calibrated ones, by their rows
 
 
 @pytest.fixture
@@ -25,8 +27,19 @@ def layer():
 
 @pytest.fixture
 def atlas(layer):
-    """13 sub-units of 6 units; the second owns 1 to 3, the fifth 8 to 11."""
-    return make_atlas(layer=layer)
+    """13 sub-units of 6 units, the second owns 1 to 3, the fifth 8 to 11; four calibrated words, all of them seen."""
+    atlas, g = make_atlas(layer=layer), torch.Generator().manual_seed(7)
+    count = len(WORDS)
+    calibration = Calibration(
+        torch.arange(count, dtype=torch.int32),
+        (2 * torch.rand(count, len(atlas), generator=g) - 1).half(),
+        torch.rand(count, generator=g) + 0.5,
+        torch.randn(count, generator=g),
+        torch.tensor([[0.0, 0.01]]).repeat(count, 1),
+        torch.randn(count, UNITS, generator=g).half(),
+        torch.tensor(0.4),
+    )
+    return replace(atlas, calibration=calibration)
 
 
 @pytest.fixture
@@ -36,17 +49,32 @@ def q():
 
 def concept(atlas, sub_units, role="minus", word="dog", amounts=None, **settings):
     settings = merge_settings(settings)
-    kind = "set" if settings.mode == "place" and role == "plus" else "scale"
     amounts = amounts or [settings.gamma if role == "minus" else settings.alpha] * len(sub_units)
     edits = tuple(
-        Edit(s, int(atlas.units[s]), kind, float(a), word, word, 1.0, 1.0)
+        Edit(s, int(atlas.units[s]), "scale", float(a), word, word, 1.0, 1.0)
         for s, a in zip(sub_units, amounts, strict=True)
     )
     return Concept(word, role, settings, edits)
 
 
-def literal(plan, atlas, layer, q, region=None):
-    """The change as the method defines it, sub-unit by sub-unit and patch by patch, in double precision."""
+def placed(word, role="minus", where=None, **settings):
+    """A concept in mode place, by the detector of its word."""
+    detector = Detector(WORDS.index(word), word, 1.0)
+    return Concept(word, role, merge_settings({"mode": "place", **settings}), (), where, detector)
+
+
+def prepare(atlas, layer, *concepts, where=None, **options):
+    return PreparedPlan.from_plan(Plan(concepts, where), atlas, layer, **options)
+
+
+def never_seen(atlas):
+    """The atlas, but images with a word reach far more than any image here."""
+    high = torch.tensor([[0.0, 1e6]]).repeat(len(WORDS), 1)
+    return replace(atlas, calibration=replace(atlas.calibration, levels=high))
+
+
+def literal(plan, atlas, layer, q):
+    """The change of scaled concepts as the method defines it, sub-unit by sub-unit and patch by patch, in double precision."""
     weight, bias, members = layer.weight.detach().double(), layer.bias.detach().double(), atlas.members()
     tiles, patches, _ = q.shape
     total = torch.zeros(tiles, patches, len(weight), dtype=torch.float64)
@@ -66,20 +94,34 @@ def literal(plan, atlas, layer, q, region=None):
             found |= set(group if nu == "all" else group[:nu])
         return found
 
-    placed = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
-    if placed and region is None:
-        reference = atlas.references.activation.double()
-        minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
-        fires = torch.stack([activation(s) / reference[s] for s in minus]).mean(0)
-        region = largest(fires, placed[0].settings.nu, placed[0].settings.per)
     for one in plan.concepts:
         for e in one.edits:
             now = activation(e.sub_unit)
-            where = region if e.kind == "set" else largest(now, one.settings.nu, one.settings.per)
-            for place in where:
-                changed = e.amount if e.kind == "set" else e.amount * now[place]
-                total[place][e.unit] += changed - now[place]
+            for place in largest(now, one.settings.nu, one.settings.per):
+                total[place][e.unit] += (e.amount - 1) * now[place]
     return total
+
+
+def read(word, atlas, layer, q):
+    """What the detector of a word reads on each patch, sub-unit by sub-unit, in double precision."""
+    calibration, row, members = atlas.calibration, WORDS.index(word), atlas.members()
+    total = torch.full(q.shape[:2], float(calibration.bias[row]), dtype=torch.float64)
+    for s in range(len(atlas)):
+        unit = int(atlas.units[s])
+        share = members[s].double() / sum(members[other].double() for other in atlas.sub_units_of(unit))
+        activation = q.double() @ (layer.weight[unit].detach().double() * share)
+        activation += float(layer.bias[unit].detach()) * share.mean()
+        total += float(calibration.weights[row, s]) * float(calibration.scale[row]) * activation
+    return total
+
+
+def region_of(word, atlas, layer, q, fit):
+    readings = read(word, atlas, layer, q)
+    return readings >= fit * readings.max() if fit else torch.ones_like(readings, dtype=torch.bool)
+
+
+def direction(word, atlas):
+    return atlas.calibration.directions[WORDS.index(word)].double()
 
 
 def agrees(got, expected):
@@ -123,50 +165,147 @@ def test_a_layer_without_bias_equals_one_with_zeros(atlas, q):
     agrees(PreparedPlan.from_plan(plan, atlas, layer).output_change(q), literal(plan, atlas, with_zeros, q))
 
 
-@pytest.mark.parametrize("per", ["tile", "image"])
-@pytest.mark.parametrize("nu", [1, 4, "all"])
-def test_placing_sets_the_region_where_the_minus_concepts_fire(atlas, layer, q, nu, per):
-    plan = Plan(
-        (
-            concept(atlas, [1, 9], gamma=-9, nu=2),
-            concept(atlas, [12], word="cat", nu=2),
-            concept(atlas, [4, 8], "plus", "cow", [8.0, 3.5], mode="place", nu=nu, per=per),
-        )
+# Placing
+
+
+@pytest.mark.parametrize("fit", [0, 0.2, 0.6, 1])
+def test_placing_adds_directions_on_the_region_and_nothing_elsewhere(atlas, layer, q, fit):
+    """Written out: strength x direction where the detector of the minus word reads its share of the peak."""
+    region = region_of("dog", atlas, layer, q, fit)
+    assert bool(region.all()) == (fit == 0)
+    assert (int(region.sum()) == 1) == (fit == 1)
+    before = q.clone()
+    minus = prepare(atlas, layer, placed("dog", fit=fit, strength=1.5)).output_change(q)
+    expected = -1.5 * region[..., None] * direction("dog", atlas)
+    agrees(minus, expected)
+    both = prepare(atlas, layer, placed("dog", fit=fit, strength=1.5), placed("cow", "plus", fit=0.9, strength=0.5))
+    agrees(both.output_change(q), expected + 0.5 * region[..., None] * direction("cow", atlas))
+    assert torch.equal(q, before)
+
+
+def test_a_word_that_is_not_seen_changes_nothing_unless_forced(atlas, layer, q):
+    hidden = never_seen(atlas)
+    words = (placed("dog"), placed("cow", "plus"))
+    unseen = prepare(hidden, layer, *words)
+    assert 0 < unseen.presences(q)["dog"] < 0.5
+    assert not unseen.output_change(q).any()
+    assert not any(touched.any() for _, touched in unseen.maps(q).values())
+    with torch.no_grad():
+        assert torch.equal(make_edited_forward(layer, [unseen], by_count(TILES), [None])(layer, q), layer(q))
+    expected = prepare(atlas, layer, *words).output_change(q)
+    assert expected.any()
+    for settings in ({"force": True}, {"seen": 0.0}):
+        forced = prepare(hidden, layer, placed("dog", **settings), placed("cow", "plus"))
+        assert torch.equal(forced.output_change(q), expected)
+    # Only the settings of the minus word count: a plus word asks for nothing in the image.
+    assert not prepare(hidden, layer, words[0], placed("cow", "plus", force=True)).output_change(q).any()
+
+
+def test_presence_is_the_reading_of_the_strongest_patches_between_both_levels(atlas, layer, q):
+    levels = torch.tensor([[0.5, 2.5]]).repeat(len(WORDS), 1)
+    for fit in (0.4, 0.0):
+        calibration = replace(atlas.calibration, levels=levels, fit=torch.tensor(fit))
+        found = prepare(replace(atlas, calibration=calibration), layer, placed("dog"), placed("cow", "plus"))
+        readings = read("dog", atlas, layer, q).flatten()
+        pooled = readings.sort(descending=True).values[:3].mean() if fit else readings.mean()  # 5% of 30, at least 3
+        assert found.presences(q) == {"dog": pytest.approx((float(pooled) - 0.5) / 2, abs=1e-4)}
+
+
+def test_plus_words_take_the_regions_of_minus_words_in_order(atlas, layer, q):
+    dog, cat = (region_of(word, atlas, layer, q, 0.5) for word in ("dog", "cat"))
+    assert not torch.equal(dog, cat)
+    words = (placed("dog", fit=0.5), placed("cat", fit=0.5), placed("cow", "plus"), placed("hen", "plus"))
+    expected = dog[..., None] * (direction("cow", atlas) - direction("dog", atlas))
+    expected = expected + cat[..., None] * (direction("hen", atlas) - direction("cat", atlas))
+    agrees(prepare(atlas, layer, *words).output_change(q), expected)
+    maps = prepare(atlas, layer, *words).maps(q)
+    assert list(maps) == ["dog", "cat", "cow", "hen"]
+    for word, region in (("dog", dog), ("cat", cat), ("cow", dog), ("hen", cat)):
+        assert (maps[word][1] == region.numpy()).all()
+        np.testing.assert_allclose(maps[word][0], read(word, atlas, layer, q).clamp_min(0).numpy(), atol=1e-4)
+    # One is not seen: its pair is left out, the other is edited.
+    levels = atlas.calibration.levels.clone()
+    levels[0, 1] = 1e6
+    half = replace(atlas, calibration=replace(atlas.calibration, levels=levels))
+    agrees(
+        prepare(half, layer, *words).output_change(q),
+        cat[..., None] * (direction("hen", atlas) - direction("cat", atlas)),
     )
-    agrees(PreparedPlan.from_plan(plan, atlas, layer).output_change(q), literal(plan, atlas, layer, q))
 
 
-def test_placing_sets_the_region_that_the_user_marks(atlas, layer, q):
+def test_a_marked_region_needs_no_presence(atlas, layer, q):
     marked = np.zeros((TILES, PATCHES), bool)
     marked[0, 3:5] = marked[2, 7] = True
-    plan = Plan((concept(atlas, [4, 8], "plus", amounts=[8.0, 3.5], mode="place"),), Region.from_value((1, 1, 9, 9)))
-    prepared = PreparedPlan.from_plan(plan, atlas, layer)
-    got = prepared.output_change(q, lambda _region: marked)
-    agrees(got, literal(plan, atlas, layer, q, {(0, 3), (0, 4), (2, 7)}))
-    assert torch.equal(got.any(-1), torch.from_numpy(marked))
-    # Afterwards the sub-units have exactly these values there.
-    now, units = prepared.concept_edits[0].activations(q), prepared.concept_edits[0].sub_units.units
-    others = layer(q) - torch.zeros(TILES, PATCHES, UNITS).index_add_(-1, units, now)
-    expected = others.clone().index_add_(-1, units, torch.tensor([8.0, 3.5]).expand_as(now))
-    torch.testing.assert_close((layer(q) + got)[torch.from_numpy(marked)], expected[torch.from_numpy(marked)])
+    box, there = Region.from_value((1, 1, 9, 9)), torch.from_numpy(marked)[..., None]
+    hidden = never_seen(atlas)
+    for one, sign in ((placed("cow", "plus", strength=2), 2), (placed("cow", strength=2), -2)):
+        change = prepare(hidden, layer, one, where=box).output_change(q, lambda _region: marked)
+        agrees(change, sign * there * direction("cow", atlas))
+        own = replace(one, where=box)
+        assert torch.equal(prepare(hidden, layer, own).output_change(q, lambda _region: marked), change)
+    # A plus word without a region goes where its minus word is marked.
+    pair = prepare(hidden, layer, placed("dog", where=box), placed("cow", "plus"))
+    expected = there * (direction("cow", atlas) - direction("dog", atlas))
+    agrees(pair.output_change(q, lambda _region: marked), expected)
+    with pytest.raises(ModelError, match="a box or mask needs to know the image it lies on"):
+        pair.output_change(q)
 
 
-def test_a_sub_unit_that_never_fires_does_not_move_the_region(atlas, layer, q):
-    """Its reference is not positive, and dividing by a value near 0 would let it decide alone."""
-    for never in (0.0, -2.0):
-        references = replace(atlas.references, activation=atlas.references.activation.clone())
-        references.activation[9] = never
-        cut = replace(atlas, references=references)
-        plans = [Plan((concept(cut, minus), concept(cut, [4], "plus", mode="place", nu=3))) for minus in ([1, 9], [1])]
-        ready = [PreparedPlan.from_plan(plan, cut, layer) for plan in plans]
-        with_it, without = (one.region(one.concept_edits[-1], q) for one in ready)
-        assert torch.equal(with_it, without)
+def test_the_region_of_a_plan_is_for_what_is_placed(atlas, layer, q):
+    """The minus word goes where it is; a word with a region of its own ignores that of the plan."""
+    first, second = Region.from_value((0, 0, 1, 1)), Region.from_value((5, 5, 6, 6))
+    marked = {first: np.zeros((TILES, PATCHES), bool), second: np.zeros((TILES, PATCHES), bool)}
+    marked[first][0, :2] = marked[second][1, 4] = True
+    words = placed("dog", fit=0.5), placed("cow", "plus", where=first), placed("hen", "plus")
+    maps = prepare(atlas, layer, *words, where=second).maps(q, marked.__getitem__)
+    assert (maps["cow"][1] == marked[first]).all()
+    assert (maps["hen"][1] == marked[second]).all()
+    assert (maps["dog"][1] == region_of("dog", atlas, layer, q, 0.5).numpy()).all()
+    maps = prepare(atlas, layer, *words).maps(q, marked.__getitem__)
+    assert (maps["hen"][1] == maps["dog"][1]).all()  # the only one that needs the region of a minus word
+
+
+def test_tokens_before_the_patches_are_in_no_region(atlas, layer, q):
+    q = q.clone()
+    q[:, 0] *= 1000
+    prepared = prepare(atlas, layer, placed("dog", fit=0), shape=(3, 3))
+    assert prepared.output_change(q).any(-1).tolist() == [[False] + [True] * 9] * TILES
+    fitted = prepare(atlas, layer, placed("dog", fit=0.5), shape=(3, 3))
+    assert torch.equal(fitted.output_change(q)[:, 1:].any(-1), region_of("dog", atlas, layer, q[:, 1:], 0.5))
+    assert fitted.presences(q)["dog"] == pytest.approx(prepare(atlas, layer, placed("dog")).presences(q[:, 1:])["dog"])
 
 
 def test_placing_without_a_region_is_an_error(atlas, layer, q):
-    plan = Plan((concept(atlas, []), concept(atlas, [4], "plus", mode="place")))
-    with pytest.raises(ModelError, match="nothing says where to place the plus words: every minus sub-unit is a plus"):
-        PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
+    for plan in ((placed("cow", "plus"),), (concept(atlas, [1]), placed("cow", "plus"))):
+        with pytest.raises(ModelError, match="nothing says where to place the plus words"):
+            prepare(atlas, layer, *plan).output_change(q)
+
+
+def test_a_strength_of_zero_has_no_effect(atlas, layer, q):
+    idle = prepare(atlas, layer, placed("dog", strength=0), placed("cow", "plus", strength=0))
+    assert not idle.plan.has_effect
+    assert not idle.output_change(q).any()
+    with torch.no_grad():
+        assert torch.equal(make_edited_forward(layer, [idle], by_count(TILES), [None])(layer, q), layer(q))
+
+
+def test_scaled_and_placed_concepts_add_up(atlas, layer, q):
+    scaled, dog = concept(atlas, [1, 9], word="cat", nu=2), placed("dog", fit=0.5)
+    alone = [prepare(atlas, layer, one).output_change(q) for one in (scaled, dog)]
+    torch.testing.assert_close(prepare(atlas, layer, scaled, dog).output_change(q), alone[0] + alone[1])
+
+
+def test_the_change_is_divided_by_what_the_stream_multiplies_it_with(atlas, layer, q):
+    scale = torch.tensor([0.1, 2.0, -0.5, 0.0, 1.0, 1e-3])
+    words = placed("dog", fit=0.5), placed("cow", "plus")
+    plain, divided = (
+        prepare(atlas, layer, *words, stream_scale=own).output_change(q) for own in (None, scale)
+    )
+    expected = plain.clone()
+    expected[..., 3] = 0  # a channel that never reaches the stream
+    torch.testing.assert_close(divided * scale, expected)
+    assert not divided[..., 3].any()
+    assert divide_by_scale(torch.ones(2, dtype=torch.float32), torch.ones(2, dtype=torch.bfloat16)).dtype == torch.float32
 
 
 def test_an_empty_plan_and_gains_of_one_add_nothing(atlas, layer, q):
@@ -178,84 +317,10 @@ def test_an_empty_plan_and_gains_of_one_add_nothing(atlas, layer, q):
 
 def test_changes_that_are_not_finite_are_an_error(atlas, layer, q):
     plan = Plan((concept(atlas, [1, 2], gamma=-3e38, nu=3),))
-    with pytest.raises(ModelError, match=r"not finite; use smaller gains \(alpha, gamma, beta\)"):
+    with pytest.raises(ModelError, match=r"not finite; use smaller gains \(alpha, gamma, strength\)"):
         PreparedPlan.from_plan(plan, atlas, layer).output_change(q * 100)
-
-
-def test_each_concept_has_a_region(atlas, layer, q):
-    """A region comes from the concept's box, or from its nu where the minus concepts fire."""
-    first, second = Region.from_value((0, 0, 1, 1)), Region.from_value((5, 5, 6, 6))
-    marked = {first: np.zeros((TILES, PATCHES), bool), second: np.zeros((TILES, PATCHES), bool)}
-    marked[first][0, :2] = marked[second][1, 4] = True
-    cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=2)
-    hen = concept(atlas, [8], "plus", "hen", [3.0], mode="place", nu=5)
-    plan = Plan((replace(cow, where=first), replace(hen, where=second)))
-    maps = PreparedPlan.from_plan(plan, atlas, layer).maps(q, marked.__getitem__)
-    assert (maps["cow"][1] == marked[first]).all()
-    assert (maps["hen"][1] == marked[second]).all()
-    plan = Plan((concept(atlas, [1, 9], nu=1), replace(cow, where=first), hen), second)
-    maps = PreparedPlan.from_plan(plan, atlas, layer).maps(q, marked.__getitem__)
-    assert (maps["cow"][1] == marked[first]).all()  # the concept's region overrides the plan's
-    assert (maps["hen"][1] == marked[second]).all()
-    maps = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu=1), cow, hen)), atlas, layer).maps(q)
-    assert (maps["cow"][1].sum(1) == 2).all()
-    assert (maps["hen"][1].sum(1) == 5).all()
-    with pytest.raises(ModelError, match="a box or mask needs to know the image it lies on"):
-        PreparedPlan.from_plan(plan, atlas, layer).output_change(q)
-
-
-def filled(atlas, sub_units, **settings):
-    return concept(atlas, sub_units, mode="place", **{"nu": 3, "fill": 4, "beta": 2.0, **settings})
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_a_removed_concept_is_filled_with_its_surroundings(atlas, layer, q, before):
-    """The sub-units that fire most outside the region are set inside; edited ones and CLS do not count."""
-    plan = Plan((filled(atlas, [1, 9]),))
-    prepared = PreparedPlan.from_plan(plan, atlas, layer, (1, PATCHES - before))
-    bare = PreparedPlan.from_plan(
-        Plan((concept(atlas, [1, 9], nu=3, mode="place"),)), atlas, layer, (1, PATCHES - before)
-    )
-    region = prepared.region(prepared.concept_edits[0], q)
-    assert not region[:, :before].any()
-    outside = ~region
-    outside[:, :before] = False
-    every = list(range(len(atlas)))
-    weight, bias = atlas.parameters(every, layer.weight.detach(), layer.bias.detach())
-    reference = atlas.references.activation
-    now = q @ weight.T + bias  # (tiles, patches, S)
-    share = {s: float(now[..., s][outside].mean() / reference[s]) for s in every if reference[s] > 1e-6}
-    best = sorted((s for s in share if s not in (1, 9) and share[s] > 0), key=lambda s: -share[s])[:4]
-    expected = torch.zeros(TILES, PATCHES, UNITS)
-    for s in best:
-        expected[..., atlas.units[s]] += (2.0 * reference[s] - now[..., s]) * region
-    torch.testing.assert_close(prepared.output_change(q) - bare.output_change(q), expected, rtol=1e-4, atol=1e-4)
-    touched = prepared.maps(q)["dog"][1]
-    assert (touched >= region[:, before:].numpy()).all()
-
-
-def test_nothing_is_filled_if_something_is_placed_or_no_patches_are_left(atlas, layer, q):
-    bare = concept(atlas, [1, 9], mode="place", nu="all")
-    everything = PreparedPlan.from_plan(Plan((filled(atlas, [1, 9], nu="all"),)), atlas, layer).output_change(q)
-    torch.testing.assert_close(everything, PreparedPlan.from_plan(Plan((bare,)), atlas, layer).output_change(q))
-    cow = concept(atlas, [4], "plus", "cow", [8.0], mode="place", nu=3)
-    plan = Plan((filled(atlas, [1, 9]), cow))
-    assert not any(map(plan.is_filled, plan.concepts))
-    assert Plan((filled(atlas, [1], nu="all"),)).is_linear  # no patches are left around it
-    assert not Plan((filled(atlas, [1]),)).is_linear
-    assert not Plan((filled(atlas, []),)).has_effect
-    assert Plan((filled(atlas, [1], gamma=1.0),)).has_effect
-
-
-def test_overlapping_regions_are_filled_once(atlas, layer, q):
-    """Where both concepts were, the surroundings are set once and not added twice."""
-    one, two = filled(atlas, [1, 9], gamma=1.0), filled(atlas, [1, 9], word="cat", gamma=1.0)
-    single, double = (
-        PreparedPlan.from_plan(Plan(words), atlas, layer).output_change(q) for words in ((one,), (one, two))
-    )
-    torch.testing.assert_close(single, double)
-    many = PreparedPlan.from_plan(Plan((filled(atlas, [1, 9], fill=500),)), atlas, layer).output_change(q)
-    assert torch.isfinite(many).all()
+    with pytest.raises(ModelError, match="not finite; use smaller gains"):
+        prepare(atlas, layer, placed("dog", strength=3e38)).output_change(q)
 
 
 # As a change of weights
@@ -285,28 +350,36 @@ def test_all_sub_units_times_zero_remove_the_unit(atlas, layer):
 
 
 def test_maps_show_where_each_concept_fires_and_changes(atlas, layer, q):
-    plan = Plan((concept(atlas, [1, 9], nu=2), concept(atlas, [4], "plus", "cow", mode="place", nu=3)))
-    prepared = PreparedPlan.from_plan(plan, atlas, layer)
+    prepared = prepare(atlas, layer, placed("cat", fit=0.5), concept(atlas, [1, 9], nu=2))
     maps = prepared.maps(q)
-    assert list(maps) == ["dog", "cow"]
+    assert list(maps) == ["cat", "dog"]  # in the order of the plan
     for fires, touched in maps.values():
         assert fires.shape == touched.shape == (TILES, PATCHES)
         assert (fires >= 0).all()
         assert ((touched >= 0) & (touched <= 1)).all()
     change = prepared.output_change(q).numpy()
-    assert (((maps["dog"][1] > 0) | (maps["cow"][1] > 0)) == change.any(-1)).all()
+    assert (((maps["dog"][1] > 0) | (maps["cat"][1] > 0)) == change.any(-1)).all()
     assert set(np.unique(maps["dog"][1])) <= {0.0, 0.5, 1.0}  # of its two sub-units
     np.testing.assert_allclose(maps["dog"][1].sum(1), 2)  # each on two patches of a tile
-    assert (maps["cow"][1].sum(1) == 3).all()
-    part = prepared.concept_edits[0]
+    part = prepared.scaled[0]
     expected = (part.activations(q) / part.reference).clamp_min(0).mean(-1)
     np.testing.assert_allclose(maps["dog"][0], expected.numpy(), rtol=1e-5)
 
 
+def test_a_sub_unit_that_never_fires_is_not_in_the_map(atlas, layer, q):
+    """Its reference is not positive, and dividing by a value near 0 would let it decide alone."""
+    for never in (0.0, -2.0):
+        references = replace(atlas.references, activation=atlas.references.activation.clone())
+        references.activation[9] = never
+        cut = replace(atlas, references=references)
+        both, one = (prepare(cut, layer, concept(cut, own)).maps(q)["dog"][0] for own in ([1, 9], [1]))
+        np.testing.assert_allclose(both, one / 2, rtol=1e-5)
+
+
 def test_maps_show_a_marked_region(atlas, layer, q):
     marked = np.eye(TILES, PATCHES, dtype=bool)
-    plan = Plan((concept(atlas, [4], "plus", "cow", mode="place"),), Region.from_value((1, 1, 9, 9)))
-    assert (PreparedPlan.from_plan(plan, atlas, layer).maps(q, lambda _region: marked)["cow"][1] == marked).all()
+    prepared = prepare(atlas, layer, placed("cow", "plus"), where=Region.from_value((1, 1, 9, 9)))
+    assert (prepared.maps(q, lambda _region: marked)["cow"][1] == marked).all()
 
 
 # Replacing the layer's forward
@@ -340,8 +413,7 @@ def test_a_single_plan_is_for_all_images(atlas, layer, q):
 def test_a_marked_region_is_found_in_each_image(atlas, layer, q):
     marked = [np.zeros((TILES, PATCHES), bool) for _ in range(2)]
     marked[0][0, 0] = marked[1][2, 9] = True
-    plan = Plan((concept(atlas, [4], "plus", mode="place"),), Region.from_value((1, 1, 9, 9)))
-    one = PreparedPlan.from_plan(plan, atlas, layer)
+    one = prepare(atlas, layer, placed("cow", "plus"), where=Region.from_value((1, 1, 9, 9)))
     with torch.no_grad():
         x = torch.cat([q, q])
         out = make_edited_forward(layer, [one], by_count(3, 3), [lambda _region: marked[0], lambda _region: marked[1]])(
@@ -384,9 +456,9 @@ def test_a_linear_plan_runs_the_layer_once_and_keeps_its_weight(atlas, layer, q)
 def test_a_linear_plan_of_another_dictionary_is_added_to_the_output(atlas, layer, q):
     """Only parts of units fold into the layer's weight; latents of a dictionary have none."""
     prepared = PreparedPlan.from_plan(Plan((concept(atlas, [1, 9], nu="all"),)), atlas, layer)
-    (edit,) = prepared.concept_edits
+    (edit,) = prepared.scaled
     sub_units = SimpleNamespace(activations=edit.sub_units.activations, add_change=edit.sub_units.add_change)
-    other = replace(prepared, concept_edits=(replace(edit, sub_units=sub_units),))
+    other = replace(prepared, scaled=(replace(edit, sub_units=sub_units),))
     assert prepared.can_fold and not other.can_fold
     with torch.no_grad():
         folded, added = (make_edited_forward(layer, [one], by_count(3), [None])(layer, q) for one in (prepared, other))

@@ -4,7 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elude_steer.steering.plan import Concept, Edit, Plan
+from elude_steer.errors import SpecError
+from elude_steer.steering.plan import Concept, Detector, Edit, Plan, read_concepts
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import merge_settings
 
@@ -17,17 +18,21 @@ def concept(*edits, word="dog", role="minus", **settings):
     return Concept(word, role, merge_settings(settings), edits)
 
 
+def placed(word="dog", role="minus", where=None, **settings):
+    edits = (edit(1, "read", 8.25, word), edit(5, "read", 0.5, word))
+    return Concept(
+        word, role, merge_settings({"mode": "place", **settings}), edits, Region.from_value(where), Detector(7, word, 0.8)
+    )
+
+
 PLANS = {
     "empty": Plan(),
     "scaled": Plan(
         (concept(edit(), edit(4)), concept(edit(7, amount=3.0), word="cat", role="plus")), None, "toy", "ab"
     ),
-    "placed": Plan(
-        (concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.from_value((1, 2, 3, 4)), "toy", "ab"
-    ),
-    "masked": Plan(
-        (concept(edit(1, "set", 8.25), role="plus", mode="place"),), Region.from_value(np.eye(3)), "toy", "ab"
-    ),
+    "placed": Plan((placed(strength=2, force=True), placed("cat", "plus")), None, "toy", "ab"),
+    "marked": Plan((placed("cat", "plus"),), Region.from_value((1, 2, 3, 4)), "toy", "ab"),
+    "masked": Plan((placed(), placed("cat", "plus", np.eye(3))), None, "toy", "ab"),
     "no edits": Plan((concept(word="zebra"),), None, "toy", "ab"),
 }
 
@@ -68,21 +73,29 @@ def test_a_plan_lists_its_edits_and_words():
     assert (Plan().edits, Plan().words("minus")) == ((), ())
 
 
-def test_a_gain_of_one_has_no_effect_and_a_set_value_has():
+def test_a_gain_of_one_and_a_strength_of_zero_have_no_effect():
     assert not Plan().has_effect
     assert not PLANS["no edits"].has_effect
     assert not Plan((concept(edit(amount=1.0)),)).has_effect
     assert Plan((concept(edit(amount=1.0), edit(4, amount=0.0)),)).has_effect
-    assert Plan((concept(edit(kind="set", amount=1.0)),)).has_effect
+    assert Plan((placed(),)).has_effect
+    assert not Plan((placed(strength=0), placed("cat", "plus", strength=0))).has_effect
+    assert Plan((placed(strength=0), placed("cat", "plus"))).has_effect
+    assert not Plan((concept(word="zebra", mode="place"),)).has_effect  # without a detector
 
 
 def test_a_plan_is_linear_if_it_scales_every_patch():
     every, some = concept(edit(), nu="all"), concept(edit(), nu=50)
-    placed = concept(edit(kind="set"), nu="all", role="plus", mode="place")
     assert Plan((every,)).is_linear
     assert Plan((every, concept(word="zebra", nu=3))).is_linear  # a concept without sub-units does nothing
     assert Plan().is_linear
-    for plan in (Plan((some,)), Plan((every, some)), Plan((placed,)), Plan((every, placed))):
+    for plan in (
+        Plan((some,)),
+        Plan((every, some)),
+        Plan((placed(nu="all"),)),
+        Plan((every, placed(nu="all", fit=0, force=True))),
+        Plan((replace(placed(nu="all"), edits=()),)),  # a detector that names no sub-unit
+    ):
         assert not plan.is_linear
 
 
@@ -92,7 +105,6 @@ def test_a_plan_prints_what_it_does():
         (
             concept(edit(1), edit(2), edit(3, via="puppy", similarity=0.81), gamma=-10, nu=25, per="image"),
             concept(*many, word="hat", nu="all"),
-            concept(edit(9, "set", 8.0, "cat"), word="cat", role="plus", mode="place", beta=4),
             concept(edit(10, "scale", 8.0, "cow"), word="cow", role="plus", alpha=8, nu=1),
         )
     )
@@ -101,8 +113,6 @@ def test_a_plan_prints_what_it_does():
         "  2 by 'dog' (1.00), 1 by 'puppy' (0.81)",
         "-hat: 6 sub-units times -15 on every patch",
         "  1 by 'word0' (0.90), 1 by 'word1' (0.80), 1 by 'word2' (0.70), 1 by 'word3' (0.60) and 2 more words",
-        "+cat: 1 sub-unit set to 4 x reference on a region of 50 patches a tile",
-        "  1 by 'cat' (1.00)",
         "+cow: 1 sub-unit times 8 on 1 patch a tile",
         "  1 by 'cow' (1.00)",
     ]
@@ -111,3 +121,60 @@ def test_a_plan_prints_what_it_does():
 def test_an_empty_plan_and_a_concept_without_sub_units_print():
     assert str(Plan()) == "nothing is changed"
     assert str(PLANS["no edits"]) == "-zebra: 0 sub-units times -15 on 50 patches a tile"
+
+
+def test_a_plan_prints_where_concepts_are_taken_out_and_put_in():
+    plan = Plan(
+        (
+            placed(strength=1.5),
+            placed("cat", fit=0, force=True),
+            placed("cow", "plus", strength=0.25),
+            placed("hen", "plus", (1, 2, 3, 4)),
+        )
+    )
+    assert str(plan).splitlines() == [
+        "-dog: taken out with strength 1.5 where it reads at least 40% of its peak, if it is seen",
+        "  by 'dog' (0.80)",
+        "-cat: taken out with strength 1 in the whole image",
+        "  by 'cat' (0.80)",
+        "+cow: put in with strength 0.25 in place of 'dog'",
+        "  by 'cow' (0.80)",
+        "+hen: put in with strength 1 in the marked region",
+        "  by 'hen' (0.80)",
+    ]
+
+
+def test_a_plus_word_has_the_minus_word_of_the_same_place_in_order_as_partner():
+    dog, cat, cow, hen = placed(), placed("cat"), placed("cow", "plus"), placed("hen", "plus")
+    plan = Plan((dog, cat, cow, hen))
+    assert [plan.partner(one) for one in plan.concepts] == [None, None, dog, cat]
+    marked = placed("cow", "plus", (1, 2, 3, 4))
+    plan = Plan((dog, cat, marked, hen))
+    assert [plan.partner(one) for one in plan.concepts] == [None, None, None, dog]  # who has a region takes no other
+    plan = Plan((dog, cow), Region.from_value((1, 2, 3, 4)))
+    assert (plan.partner(cow), plan.marked_region(cow), plan.marked_region(dog)) == (None, plan.where, None)
+    assert Plan((dog,), plan.where).marked_region(dog) == plan.where
+    scaled = concept(edit(), word="hat")
+    assert Plan((scaled, dog, cow)).partner(cow) == dog  # a scaled word has no region
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"plus": ["cow"]}, "'cow' can only be placed somewhere"),
+        ({"minus": {"dog": {"mode": "scale"}}, "plus": ["cow"]}, "'cow' can only be placed somewhere"),
+        ({"minus": ["dog"], "plus": ["cow", "hen"]}, "'hen' has no place: .* there are 2 to add and 1 to remove"),
+        ({"minus": ["dog", "cat"], "plus": ["a", "b", "c"]}, "'c' has no place: .* are 3 to add and 2 to remove"),
+    ],
+)
+def test_more_words_to_place_than_regions_are_refused(call, message):
+    with pytest.raises(SpecError, match=message):
+        read_concepts(**call, settings={"mode": "place"})
+    assert read_concepts(**call, where=(1, 2, 3, 4), settings={"mode": "place"})
+    assert read_concepts(**call, settings={"mode": "scale"})
+
+
+def test_words_with_a_region_need_no_minus_word():
+    own = {"hen": {"where": (1, 2, 3, 4)}}
+    assert len(read_concepts(minus=["dog"], plus={"cow": {}, **own}, settings={"mode": "place"})) == 3
+    assert len(read_concepts(plus=own, settings={"mode": "place"})) == 1

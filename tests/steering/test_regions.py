@@ -1,4 +1,4 @@
-"""Regions: boxes and masks that the user marks, the strongest patches, and where a concept fires."""
+"""Regions: boxes and masks that the user marks, and the strongest patches."""
 
 from pathlib import Path
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from elude_steer.errors import ImageError, SpecError
-from elude_steer.steering.regions import Region, concept_region, smooth_over_neighbours, strongest_mask
-from elude_steer.steering.settings import merge_settings
+from elude_steer.steering.regions import Region, strongest_mask
 
 
 def grid(rows, columns):
@@ -225,44 +224,3 @@ def test_equal_activations_give_no_more_than_nu_patches():
 def test_tile_and_image_are_the_same_for_one_tile():
     values = torch.randn(1, 9, 3, generator=torch.Generator().manual_seed(5))
     assert torch.equal(strongest_mask(values, 4, "tile"), strongest_mask(values, 4, "image"))
-
-
-def test_smoothing_is_the_weighted_mean_over_neighbours():
-    """With smoothing, and only then, two neighbours that fire fairly well beat one that fires alone."""
-    share = torch.zeros(1, 12)
-    share[0, 0], share[0, 6], share[0, 7] = 1.0, 0.9, 0.9  # 3 rows of 4
-    slow = torch.zeros(3, 4)
-    for y in range(3):
-        for x in range(4):
-            for dy in (-1, 0, 1):
-                for dx in (-1, 0, 1):
-                    if 0 <= y + dy < 3 and 0 <= x + dx < 4:
-                        weight = 0.5 if dy and dx else 1.0
-                        slow[y, x] += weight * share.reshape(3, 4)[y + dy, x + dx] / 7
-    torch.testing.assert_close(smooth_over_neighbours(share, 3, 4).reshape(3, 4), slow)
-    assert int(share.argmax()) == 0
-    assert int(smooth_over_neighbours(share, 3, 4).argmax()) in (6, 7)
-
-
-def test_fit_makes_the_region_as_large_as_the_object():
-    share = torch.zeros(2, 12)
-    share[0, :5] = torch.tensor(
-        [1.0, 0.8, 0.5, 0.3, 0.1]
-    )  # an object on three patches; the second tile hardly shows it
-    share[1, :2] = torch.tensor([0.4, 0.2])
-
-    def region(**settings):
-        return concept_region(share, merge_settings({"mode": "place", **settings}), (3, 4)).nonzero().tolist()
-
-    assert region(nu=8, fit=0.45) == [[0, 0], [0, 1], [0, 2]]
-    assert region(nu=2, fit=0.45) == [[0, 0], [0, 1]]  # nu limits the patches of a tile
-    assert region(nu="all", fit=0.35) == [[0, 0], [0, 1], [0, 2], [1, 0]]  # of the peak in the image, not in each tile
-    assert region(nu="all", fit=1.0) == [[0, 0]]
-    assert len(region(nu=8, fit=0)) == 16
-    assert len(region(nu=3, per="image", fit=0)) == 3
-
-
-def test_fit_is_ignored_for_a_concept_that_fires_nowhere():
-    share = -torch.arange(1.0, 13).reshape(1, 12)
-    mask = concept_region(share, merge_settings({"mode": "place", "nu": 4, "fit": 0.35}), (3, 4))
-    assert mask.nonzero()[:, 1].tolist() == [0, 1, 2, 3]

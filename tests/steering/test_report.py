@@ -8,7 +8,7 @@ from PIL import Image
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import ExpectSpec, Recipe, Settings, StepSpec
-from elude_steer.steering.plan import Concept, Edit, Plan
+from elude_steer.steering.plan import Concept, Plan
 from elude_steer.steering.report import write_report
 from elude_steer.steering.result import SteeredCaption, render_captions
 from elude_steer.steering.run_recipe import StepResult, run_recipe
@@ -91,14 +91,14 @@ def test_changed_words_are_marked_in_both_captions(tmp_path):
 
 
 def test_the_page_shows_settings_that_count_or_differ_from_the_papers(tmp_path):
-    edit = Edit(0, 0, "set", 1.0, "cat", "cat", 1.0, 1.0)
-    cat = Concept("cat", "plus", Settings(mode="place", beta=2.5, nu="all", smooth=True), (edit,))
+    cat = Concept("cat", "plus", Settings(mode="place", strength=2.5, nu="all"), ())
+    hen = Concept("hen", "minus", Settings(mode="place", seen=0.25, force=True), ())
     cow = Concept("cow", "plus", Settings(per="image"), ())
     one = step_result()
-    changed = replace(one, result=replace(one.result, plan=Plan((*one.result.plan.concepts, cat, cow))))
+    changed = replace(one, result=replace(one.result, plan=Plan((*one.result.plan.concepts, cat, hen, cow))))
     text = Reader(page_of(tmp_path, [changed])).text
     assert "dog: mode scale, gamma -15, kappa 100, nu 50" in text
-    assert "cat: mode place, beta 2.5, kappa 100, nu all, smooth" in text
+    assert "cat: mode place, strength 2.5, fit 0.4 hen: mode place, strength 1, fit 0.4, seen 0.25, force cow:" in text
     assert "cow: mode scale, alpha 15, kappa 100, nu 50, per image" in text
 
 

@@ -11,6 +11,7 @@ from elude_steer.errors import AtlasError
 from elude_steer.models.vlm import PatchGrid
 from elude_steer.specs import Recipe, Settings, StepSpec
 from elude_steer.steering.plan import Concept, Plan
+from elude_steer.steering.regions import Region
 from elude_steer.steering.report import write_report
 from elude_steer.steering.result import SteeredCaption, render_captions, render_maps, result_notes
 from elude_steer.steering.run_recipe import StepResult, format_table
@@ -157,22 +158,49 @@ def test_to_dict_can_be_written_as_json(steered):
     values = json.loads(json.dumps(steered.to_dict()))
     assert values["gone"] == list(steered.gone)
     assert set(values["maps"]) == set(steered.maps)
+    assert values["seen"] == {word: round(share, 4) for word, share in steered.seen.items()}
+    assert list(values["seen"]) == list(steered.plan.words("minus"))
 
 
-@pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"gains \(beta, gamma\)\.$")])
+@pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"more strength, or a smaller fit\.$")])
 def test_an_unchanged_caption_gives_a_note_with_settings_to_try(mode, cure):
     plan = Plan((Concept("dog", "minus", Settings(mode=mode), ()),))
-    (note,) = result_notes("a dog", "a dog", plan, {})
+    (note,) = result_notes("a dog", "a dog", plan, {}, {})
     assert note.startswith("the caption did not change; try more")
     assert re.search(cure, note)
-    assert result_notes("a dog", "a cat", plan, {}) == []
+    assert result_notes("a dog", "a cat", plan, {}, {}) == []
 
 
 def test_a_concept_that_hardly_fires_gives_a_note():
     plan = Plan((Concept("dog", "minus", Settings(), ()),))
-    (note,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))})
+    (note,) = result_notes("a cat", "a bird", plan, {"dog": (np.full((1, 4), 0.05), np.ones((1, 4), bool))}, {})
     assert note == "'dog' hardly fires in this image: there may be nothing to remove."
-    assert result_notes("a cat", "a cat", Plan(), {}) == ["nothing was asked for: name a word in minus or plus."]
+    assert result_notes("a cat", "a cat", Plan(), {}, {}) == ["nothing was asked for: name a word in minus or plus."]
+
+
+def test_words_that_are_not_seen_give_notes_that_say_what_was_left():
+    def place(word, role="minus", where=None, **settings):
+        return Concept(word, role, Settings(mode="place", **settings), (), Region.from_value(where))
+
+    def notes(*concepts, where=None, **seen):
+        return result_notes("a dog", "a dog", Plan(concepts, Region.from_value(where)), {}, seen)
+
+    box = (0, 0, 9, 9)
+    nothing = "'dog' is not seen in this image (0.2 of what it reaches where it is); nothing was changed; `--force` edits anyway."
+    left = nothing.replace("nothing was changed", "it was left as it is")
+    unchanged = "the caption did not change; try more strength, or a smaller fit."
+    assert notes(place("dog"), dog=0.2) == [nothing]
+    assert notes(place("dog"), place("cow", "plus"), dog=0.2) == [nothing]
+    assert notes(place("dog"), place("cat"), dog=0.2, cat=0.9) == [left]
+    # What is placed or scaled elsewhere did change.
+    assert notes(place("dog"), place("cow", "plus", box), dog=0.2) == [left]
+    assert notes(place("dog"), place("cow", "plus"), where=box, dog=0.2) == [left]
+    assert notes(place("dog"), Concept("cow", "plus", Settings(), ()), dog=0.2) == [left]
+    # Nothing is said of words that were changed.
+    assert notes(place("dog", force=True), dog=0.2) == [unchanged]
+    assert notes(place("dog", seen=0.1), dog=0.2) == [unchanged]
+    assert notes(place("dog", where=box), dog=0.2) == [unchanged]
+    assert notes(place("dog"), dog=-0.3)[0].startswith("'dog' is not seen in this image (0.0 of")
 
 
 def test_a_result_without_baseline_shows_only_the_caption():
@@ -183,7 +211,7 @@ def test_a_result_without_baseline_shows_only_the_caption():
     for shown in (render_captions(result), result._repr_html_(), captions(result)):
         assert ">baseline<" not in shown and "None" not in shown
         assert "a cat on a street" in shown
-    assert not any("did not change" in note for note in result_notes(None, "a cat", result.plan, {}))
+    assert not any("did not change" in note for note in result_notes(None, "a cat", result.plan, {}, {}))
 
 
 def test_tables_and_reports_of_results_without_baseline_leave_it_out(tmp_path):

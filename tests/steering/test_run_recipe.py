@@ -62,8 +62,8 @@ def test_unmet_expectations(gone, new, caption, problems):
 def test_the_title_of_a_step():
     assert step_title(StepSpec(minus=("dog", "hot dog"), plus=("biker",))) == "-dog -hot dog +biker"
     assert step_title(StepSpec()) == "no edit"
-    settings = SteeringSpec(kappa=6, fit=0.5, smooth=False)
-    assert step_title(StepSpec(minus=("dog",), settings=settings)) == "-dog (kappa 6, fit 0.5, not smooth)"
+    settings = SteeringSpec(kappa=6, fit=0.5, force=False)
+    assert step_title(StepSpec(minus=("dog",), settings=settings)) == "-dog (fit 0.5, not force, kappa 6)"
 
 
 def test_step_settings_are_those_that_the_step_names():

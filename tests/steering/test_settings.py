@@ -3,9 +3,10 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
-from elude_steer.errors import SpecError
-from elude_steer.specs import Settings
-from elude_steer.steering.settings import merge_settings
+from elude_steer.errors import EludeSteerWarning, SpecError
+from elude_steer.specs import Recipe, Settings
+from elude_steer.steering.settings import format_setting, merge_settings
+from elude_steer.utils.yaml_schema import parse_document
 
 
 def test_the_papers_values_are_the_defaults():
@@ -41,8 +42,6 @@ def test_settings_are_frozen_and_hashable():
         ({"kappa": 2.5}, "kappa: must be .*, not 2.5"),
         ({"kappa": "5"}, "kappa: must be .*, not '5'"),
         ({"kappa": True}, "kappa: must be .*, not True"),
-        ({"fill": -1}, "fill: must be a whole number of at least 0, not -1"),
-        ({"fill": True}, "fill: must be .*, not True"),
         ({"nu": 0}, "nu: must be a whole number of at least 1 or all, not 0"),
         ({"nu": -1}, "nu: must be .*, not -1"),
         ({"nu": 2.5}, "nu: must be .*, not 2.5"),
@@ -56,22 +55,24 @@ def test_settings_are_frozen_and_hashable():
         ({"nu": (3,)}, r"nu: must be .*, not \(3,\)"),
         ({"alpha": float("nan")}, "alpha: must be a finite number, not nan"),
         ({"gamma": float("-inf")}, "gamma: must be a finite number, not -inf"),
-        ({"beta": "20"}, "beta: must be a finite number, not '20'"),
-        ({"beta": True}, "beta: must be a finite number, not True"),
+        ({"strength": "20"}, "strength: must be a finite number of at least 0, not '20'"),
+        ({"strength": True}, "strength: must be .*, not True"),
+        ({"strength": -0.1}, "strength: must be .*, not -0.1"),
+        ({"seen": float("nan")}, "seen: must be a finite number, not nan"),
         ({"min_similarity": float("nan")}, "min_similarity: must be a finite number, not nan"),
         ({"fit": -0.1}, "fit: must be a finite number from 0 to 1, not -0.1"),
         ({"fit": 1.5}, "fit: must be a finite number from 0 to 1, not 1.5"),
-        ({"smooth": 1}, "smooth: must be true or false, not 1"),
+        ({"force": 1}, "force: must be true or false, not 1"),
         ({"mode": "push"}, "mode: must be scale or place, not 'push'"),
         ({"per": 3}, "per: must be tile or image, not 3"),
         ({"by": "labels"}, "by: must be label or score, not 'labels'. Did you mean 'label'"),
         ({"gama": 3}, "there is no setting 'gama'. Did you mean 'gamma'"),
-        ({"zebra": 3}, r"there is no setting 'zebra'\. The settings are mode, alpha, "),
+        ({"zebra": 3}, r"there is no setting 'zebra'\. The settings are mode, strength, "),
     ],
     ids=str,
 )
 def test_a_wrong_setting_is_reported_in_one_line(values, message):
-    merge_settings({"kappa": 1, "nu": 1, "alpha": 1, "beta": 1})  # 1 equals True, and True is still refused
+    merge_settings({"kappa": 1, "nu": 1, "alpha": 1, "strength": 1})  # 1 equals True, and True is still refused
     with pytest.raises(SpecError, match=message) as caught:
         merge_settings(values)
     assert "\n" not in str(caught.value)
@@ -88,7 +89,35 @@ def test_an_unknown_setting_is_refused_in_every_layer():
         merge_settings({"nu": 3}, {}, {"nuu": None})
 
 
-def test_only_place_mode_with_a_fit_fits_a_region():
-    assert merge_settings({"mode": "place", "fit": 0.3}).fits_region
-    assert not merge_settings({"mode": "place"}).fits_region
-    assert not merge_settings({"mode": "scale", "fit": 0.3}).fits_region
+@pytest.mark.parametrize("name", ["beta", "level", "reach", "fill", "smooth"])
+def test_a_setting_of_an_older_version_is_refused_with_what_to_use(name):
+    assert name in Settings.removed and not hasattr(Settings(), name)
+    for layers in ([{name: 1}], [{"strength": 2}, {name: None}]):
+        with pytest.raises(SpecError, match=f"there is no setting '{name}' any more: .*; use strength") as caught:
+            merge_settings(*layers)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_with_settings_of_an_older_version_loads_with_one_warning():
+    text = """
+    name: old
+    atlas: toyland
+    steps:
+      - {minus: [dog], plus: [cat], settings: {mode: place, beta: 2, level: stream, reach: 1, nu: 8}}
+      - {minus: [dog], settings: {fill: 4, smooth: true, fit: 0.5}}
+    """
+    with pytest.warns(EludeSteerWarning) as caught:
+        recipe = parse_document(Recipe, text, "old.yaml")
+    (message,) = [str(one.message) for one in caught]
+    for place in ("old.yaml: ", *(f"steps[0].settings.{name}" for name in ("beta", "level", "reach"))):
+        assert place in message
+    assert all(f"steps[1].settings.{name}" in message for name in ("fill", "smooth"))
+    assert "have no effect: mode place has one strength now" in message
+    first, second = (step.settings for step in recipe.steps)
+    assert (first.mode, first.nu, first.strength) == ("place", 8, None)
+    assert (second.mode, second.fit) == (None, 0.5)
+
+
+def test_settings_are_written_in_words():
+    assert [format_setting("strength", 1.0), format_setting("kappa", 6)] == ["strength 1", "kappa 6"]
+    assert [format_setting("force", True), format_setting("force", False)] == ["force", "not force"]

@@ -1,5 +1,5 @@
 import doctest
-import itertools
+import json
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_image
 import elude_steer as es
 from elude_steer import toyland
 from elude_steer.errors import AtlasError, EludeSteerWarning, ImageError, ModelError, SpecError
+from elude_steer.models.images import open_image
 from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import Region
@@ -52,7 +53,8 @@ def some_plan(steerer, **settings):
 def test_plans_without_effect_change_no_bit_of_the_logits(steerer, scenes):
     images = [scene.image for scene in scenes]
     bare = logits(steerer, images, applied=False)
-    for plan in (None, Plan(), steerer.plan(minus=["dog"], plus=["cat"], mode="scale", alpha=1, gamma=1)):
+    idle = [{"mode": "scale", "alpha": 1, "gamma": 1}, {"mode": "place", "strength": 0}]
+    for plan in (None, Plan(), *(steerer.plan(minus=["dog"], plus=["cat"], **settings) for settings in idle)):
         assert torch.equal(logits(steerer, images, plan), bare)
         assert torch.equal(logits(steerer, images, [plan] * 4), bare)
     plan = some_plan(steerer)
@@ -67,14 +69,15 @@ def test_plans_without_effect_change_no_bit_of_the_logits(steerer, scenes):
 
 def literal(steerer, q, plan, image):
     """The change as the method defines it, patch by patch and sub-unit by sub-unit."""
+    atlas, calibration = steerer.atlas, steerer.atlas.calibration
     weight, bias = steerer.vlm.layer.weight.detach().double(), steerer.vlm.layer.bias.detach().double()
-    members = steerer.atlas.members()
+    members = atlas.members()
     tiles, patches, _ = q.shape
     change = torch.zeros(tiles, patches, len(weight), dtype=torch.float64)
 
     def activation(sub_unit):
-        unit = int(steerer.atlas.units[sub_unit])
-        owners = members[list(steerer.atlas.sub_units_of(unit))].sum(0).double()
+        unit = int(atlas.units[sub_unit])
+        owners = members[list(atlas.sub_units_of(unit))].sum(0).double()
         share = members[sub_unit].double() / owners
         return q.double() @ (weight[unit] * share) + bias[unit] * share.mean()
 
@@ -91,77 +94,38 @@ def literal(steerer, q, plan, image):
                 mask[t, top] = True
         return mask
 
-    reference = steerer.atlas.references.activation.double()
+    def read(row):
+        weights = calibration.weights[row].double() * float(calibration.scale[row])
+        return sum(float(weights[s]) * activation(s) for s in range(len(atlas))) + float(calibration.bias[row])
 
-    def share(sub_units):
-        on = [float(reference[s]) for s in sub_units]
-        found = [activation(s) / (r if r > 1e-6 else np.inf) for s, r in zip(sub_units, on, strict=True)]
-        return torch.stack(found).mean(0)
-
-    def neighbours(values):
-        side, mean = int(patches**0.5), torch.zeros_like(values)
-        for t, y, x in itertools.product(range(tiles), range(side), range(side)):
-            for dy, dx in itertools.product((-1, 0, 1), (-1, 0, 1)):
-                if 0 <= y + dy < side and 0 <= x + dx < side:
-                    near = values[t, (y + dy) * side + x + dx]
-                    mean[t, y * side + x] += (0.5 if dy and dx else 1.0) * near / 7
-        return mean
+    def is_seen(row, settings):
+        strongest = read(row).flatten().sort(descending=True).values[: max(3, tiles * patches // 20)].mean()
+        low, high = calibration.levels[row].double()
+        return settings.force or float((strongest - low) / (high - low)) >= settings.seen
 
     def region(concept):
-        settings, marked = concept.settings, concept.where or plan.where
-        if marked is not None and (concept.role == "plus" or not placed):
+        marked = concept.where or (plan.where if concept.role == "plus" or not placed else None)
+        if marked is not None:
             return torch.from_numpy(marked.covered_patches(steerer.vlm.grid(image.size).boxes, image.size))
-        minus = [e.sub_unit for c in plan.concepts if c.role == "minus" for e in c.edits]
-        values = share(minus if concept.role == "plus" else [e.sub_unit for e in concept.edits])
-        values = neighbours(values) if settings.smooth else values
-        found = largest(values, settings.nu, settings.per)
-        return found & (values >= settings.fit * values.max()) if settings.fit and values.max() > 0 else found
+        minus = [one for one in plan.concepts if one.role == "minus"]
+        found = minus[placed.index(concept)] if concept.role == "plus" else concept
+        readings, settings = read(found.detector.row), found.settings
+        inside = readings >= settings.fit * readings.max() if settings.fit else torch.ones_like(readings).bool()
+        return inside & is_seen(found.detector.row, settings)
 
-    def level(sub_units, kind, at):
-        if kind == "reference":
-            return reference[sub_units[at]]
-        unit = steerer.atlas.units[sub_units[at]]
-        same = sum(int(steerer.atlas.units[s] == unit) for s in sub_units)
-        return sum(float(steerer.atlas.streams[s, unit]) for s in sub_units) / len(sub_units) / same
-
-    placed = any(e.kind == "set" for c in plan.concepts for e in c.edits)
-    sets = [c for c in plan.concepts if c.edits and c.edits[0].kind == "set"]
-    needs_region = any((c.where or plan.where) is None for c in sets)
-    removed = [c for c in plan.concepts if c.role == "minus" and c.settings.mode == "place" and c.settings.fill]
-    filling = [c for c in removed if not needs_region and c.edits]
-    taken = torch.zeros(tiles, patches, dtype=torch.bool)
-    for concept in sets:
-        taken |= region(concept)
-    regions = [taken.clone(), *map(region, filling)]
-    for concept, own in zip(filling, regions[1:], strict=True):  # each patch once, from patches outside
-        settings, inside = concept.settings, own & ~taken
-        edited = {e.sub_unit for e in plan.edits}
-        free = [s for s in range(len(steerer.atlas)) if s not in edited and reference[s] > 1e-6]
-        outside = ~torch.stack(regions).any(0)
-        mean = {s: float(activation(s)[outside].mean() / reference[s]) for s in free}
-        chosen = sorted((s for s in free if mean[s] > 0), key=lambda s: -mean[s])[: settings.fill]
-        for at, s in enumerate(chosen):
-            amount = settings.beta * level(chosen, settings.level, at)
-            change[..., steerer.atlas.units[s]] += (amount - activation(s)) * inside
-        taken |= own
+    placed = [c for c in plan.concepts if c.role == "plus" and c.settings.mode == "place"]
     for concept in plan.concepts:
         settings = concept.settings
-        for at, edit in enumerate(concept.edits):
+        if settings.mode == "place":
+            words = atlas.require_labels().vocabulary
+            assert words[int(calibration.words[concept.detector.row])] == concept.detector.word == concept.word
+            sign = 1 if concept.role == "plus" else -1
+            added = sign * settings.strength * calibration.directions[concept.detector.row].double()
+            change += region(concept)[..., None] * added
+            continue
+        for edit in concept.edits:
             now = activation(edit.sub_unit)
-            if edit.kind == "set":
-                if len({e.sub_unit for e in concept.edits}) == settings.kappa:  # no sub-unit went to another concept
-                    own = settings.beta * level([e.sub_unit for e in concept.edits], settings.level, at)
-                    assert edit.amount == pytest.approx(float(own), rel=1e-4, abs=1e-4)
-                change[..., edit.unit] += (edit.amount - now) * region(concept)
-            else:
-                fits = settings.mode == "place" and settings.fit
-                mask = region(concept) if fits else largest(now, settings.nu, settings.per)
-                change[..., edit.unit] += (edit.amount - 1) * now * mask
-        if settings.mode == "place" and settings.reach and (concept in sets or not placed):
-            own = [e.sub_unit for e in concept.edits]
-            for unit in set(range(steerer.atlas.d_out)) - {int(steerer.atlas.units[s]) for s in own}:
-                carried = sum(float(steerer.atlas.streams[s, unit]) for s in own) / len(own)
-                change[..., unit] += (1 if concept in sets else -1) * settings.reach * carried * region(concept)
+            change[..., edit.unit] += (edit.amount - 1) * now * largest(now, settings.nu, settings.per)
     return change
 
 
@@ -169,26 +133,21 @@ SETTINGS = [
     {"mode": "scale", "nu": 1, "per": "tile"},
     {"mode": "scale", "nu": 25, "per": "image"},
     {"mode": "scale", "nu": "all"},
-    {"mode": "place", "nu": 10, "per": "tile", "level": "reference", "smooth": False},
-    {"mode": "place", "nu": 10, "per": "image", "level": "stream", "smooth": True},
-    {"mode": "place", "nu": 10, "fill": 6, "level": "stream", "smooth": True, "plus": []},
-    {"mode": "place", "nu": 7, "per": "image", "fill": 6, "level": "reference", "smooth": False, "plus": []},
-    {"mode": "place", "nu": 10, "level": "stream", "reach": 1.5, "smooth": True},
-    {"mode": "place", "nu": 10, "reach": 2.0, "fill": 0, "plus": []},
-    {"mode": "place", "nu": 16, "fit": 0.35, "level": "stream", "reach": 2.0, "smooth": True},
-    {"mode": "place", "nu": 30, "per": "image", "fit": 0.5, "fill": 6, "plus": []},
-    {"mode": "place", "nu": "all", "fit": 0.6, "fill": 6, "level": "stream", "plus": []},
-    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80)},
-    {"mode": "place", "nu": 5, "where": (20, 20, 70, 80), "plus": [], "fill": 3, "reach": 1.0},
-    {"mode": "place", "nu": 5, "where": np.eye(16, dtype=bool)},
+    {"mode": "place"},
+    {"mode": "place", "strength": 2.5, "fit": 0.6, "force": True},
+    {"mode": "place", "strength": 0.5, "fit": 0, "force": True, "plus": []},
+    {"mode": "place", "seen": 0.1, "fit": 0.5, "plus": []},
+    {"mode": "place", "where": (20, 20, 70, 80)},
+    {"mode": "place", "where": (20, 20, 70, 80), "plus": []},
+    {"mode": "place", "where": np.eye(16, dtype=bool)},
 ]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_change_equals_the_method_written_out(steerer, scenes, settings):
     """Compare a batch of images with different numbers of tiles, each with its plan, with the slow way."""
-    settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "beta": 4.0, "plus": ["biker"], **settings}
-    words = [["dog"], ["cat", "tree"], ["ball"], ["bird"]]
+    settings = {"kappa": 12, "alpha": 7.0, "gamma": -9.0, "plus": ["biker"], **settings}
+    words = [["bird"], ["horse", "chair"], ["ball"], ["teddy"]]  # of the third image, nothing is seen
     plans = [steerer.plan(minus=minus, **settings) for minus in words]
     images = [scene.image for scene in scenes]
     inputs = steerer.vlm.inputs(images)
@@ -216,7 +175,7 @@ def test_the_change_equals_the_method_written_out(steerer, scenes, settings):
     got = (out - bare).double()
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
     untouched = expected == 0
-    assert untouched.any() or settings["nu"] == "all"
+    assert untouched.any() or settings.get("nu") == "all" or settings.get("fit") == 0
     assert torch.equal(out[untouched], bare[untouched])
 
 
@@ -311,7 +270,7 @@ def test_plans_compare_and_hash_by_value(steerer):
 
 
 def test_a_sub_unit_of_both_roles_goes_to_plus(steerer):
-    plan = steerer.plan(minus=["dog"], plus=["puppy"], kappa=10)
+    plan = steerer.plan(minus=["dog"], plus=["puppy"], kappa=10, mode="scale", by="label")
     minus, plus = plan.concepts
     assert not {e.sub_unit for e in minus.edits} & {e.sub_unit for e in plus.edits}
     assert len(plus.edits) == 10
@@ -328,7 +287,9 @@ def test_settings_of_a_word_override_those_of_the_plan(steerer):
     ("call", "error", "message"),
     [
         ({"minus": ""}, SpecError, "a concept is a word, not ''"),
-        ({"minus": ["dog"], "strength": 3}, SpecError, "no setting 'strength'. The settings are mode, alpha, .*, fit"),
+        ({"minus": ["dog"], "power": 3}, SpecError, "no setting 'power'. The settings are mode, strength, fit, seen, "),
+        ({"minus": ["dog"], "beta": 3}, SpecError, "no setting 'beta' any more: mode place has one .*; use strength"),
+        ({"minus": {"dog": {"fill": 3}}}, SpecError, "no setting 'fill' any more: .*; use strength"),
         ({"minus": [3]}, SpecError, r"a concept is a word, not an int \(3\)"),
         ({"minus": ["Dog"], "plus": ["dog "]}, SpecError, "'dog' is in minus and in plus"),
         ({"minus": {"Dog": {"nu": 2}, "dog": {}}}, SpecError, "'Dog' and 'dog' are one concept, with different"),
@@ -339,6 +300,12 @@ def test_settings_of_a_word_override_those_of_the_plan(steerer):
         ({"minus": ["dog"], "gamma": float("nan")}, SpecError, "gamma: must be a finite number, not nan"),
         ({"minus": ["dog"], "plus": ["dog"]}, SpecError, "'dog' is in minus and in plus"),
         ({"plus": ["dog"], "mode": "place"}, SpecError, r"'dog' can only be placed somewhere"),
+        (
+            {"minus": ["dog", "cat"], "plus": ["cow", "bird", "fish"], "mode": "place"},
+            SpecError,
+            "'fish' has no place: .* there are 3 to add and 2 to remove; name one more in minus, or give where",
+        ),
+        ({"minus": ["dog"], "strength": -1}, SpecError, "strength: must be a finite number of at least 0, not -1"),
         ({"minus": ["dog"], "mode": "push"}, SpecError, r"mode.*push"),
         ({"minus": {"dog": {"gama": 3}}}, SpecError, "no setting 'gama'. Did you mean 'gamma'"),
         ({"minus": ["dog"], "where": (5, 5, 5, 9)}, SpecError, "the box .* is empty"),
@@ -391,10 +358,9 @@ def test_an_atlas_or_plan_of_other_weights_is_refused(steerer, tiny_llava):
 
 
 def test_weak_matches_and_unchanged_captions_give_warnings(steerer, scenes):
-    with pytest.warns(EludeSteerWarning, match=r"far from every label of atlas 'toyland' \(closest: "):
-        steerer.plan(minus=["quantum chromodynamics"])
-    with pytest.warns(EludeSteerWarning, match="reaches min_similarity 0.99"):
-        steerer.plan(minus=["puppy"], min_similarity=0.99)
+    for mode in ("scale", "place"):
+        with pytest.warns(EludeSteerWarning, match=r"far from every label of atlas 'toyland' \(closest: "):
+            steerer.plan(minus=["quantum chromodynamics"], min_similarity=0.1, mode=mode)
     with pytest.warns(EludeSteerWarning, match="the caption did not change; try more sub-units"):
         steerer.steer(scenes[0].image, minus=["zebra"], gamma=0.99, mode="scale", kappa=1)
 
@@ -433,20 +399,104 @@ def test_steer_refuses_mistakes_before_it_loads_a_model(scenes, monkeypatch):
         es.steer(scenes[0].image, minus="dog", atlas="nosuch")
 
 
-def test_levels_are_computed_from_the_sub_units_a_concept_keeps(steerer):
-    plan = steerer.plan(minus=["dog"], plus={"cat": {"kappa": 12}, "kitten": {"kappa": 60}}, mode="place")
-    kitten = plan.concepts[2]
-    assert 0 < len(kitten.edits) < 60
-    expected = kitten.settings.beta * steerer.atlas.target_levels([edit.sub_unit for edit in kitten.edits], "stream")
-    assert [edit.amount for edit in kitten.edits] == pytest.approx(expected.tolist())
+@pytest.mark.parametrize("mode", ["scale", "place"])
+@pytest.mark.parametrize("word", ["\u72ac", "doog"])  # a dog in another script, and a misspelt one
+def test_a_word_that_no_label_is_close_to_is_refused_with_the_closest(steerer, mode, word):
+    similarities = steerer.atlas.require_labels().similarities(steerer.matcher, word)
+    closest = steerer.atlas.require_labels().vocabulary[int(similarities.argmax())]
+    message = rf"knows nothing like '{word}' \(closest: '{closest}' 0\.\d\d, '.*', '.*; at least 0.3 is needed\)"
+    for words in ({"minus": [word]}, {"minus": ["dog"], "plus": [word]}):
+        with pytest.raises(SpecError, match=message):
+            steerer.plan(**words, mode=mode)
+    with pytest.raises(SpecError, match="'puppy' .*at least 0.99 is needed.*or lower min_similarity"):
+        steerer.plan(minus=["puppy"], min_similarity=0.99, mode=mode)
 
 
-def test_a_marked_minus_concept_gives_the_region_without_sub_units(steerer):
-    call = {"minus": {"dog": {"kappa": 3, "where": (0, 0, 40, 40)}}, "plus": {"puppy": {"kappa": 200}}}
-    plan = steerer.plan(**call, mode="place")
-    assert [len(concept.edits) for concept in plan.concepts] == [0, 200]
-    with pytest.raises(SpecError, match="nothing says where to place"):
-        steerer.plan(minus={"dog": {"kappa": 3}}, plus=call["plus"], mode="place")
+def test_a_plan_names_the_detectors_of_its_words(steerer):
+    plan = steerer.plan(minus=["puppy"], plus=["biker"], mode="place")
+    calibration, labels = steerer.atlas.calibration, steerer.atlas.require_labels()
+    assert [concept.detector.word for concept in plan.concepts] == ["dog", "biker"]
+    for concept in plan.concepts:
+        assert labels.vocabulary[int(calibration.words[concept.detector.row])] == concept.detector.word
+        share = calibration.detector(concept.detector.row)[0] * steerer.atlas.references.activation.clamp_min(0)
+        assert [edit.amount for edit in concept.edits] == sorted(share.tolist(), reverse=True)[: len(concept.edits)]
+        assert {edit.kind for edit in concept.edits} == {"read"}
+    assert not plan.is_linear and plan.has_effect
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan and again.concepts[0].detector == plan.concepts[0].detector
+    assert str(plan).splitlines() == [
+        "-puppy: taken out with strength 1 where it reads at least 30% of its peak, if it is seen",
+        "  by 'dog' (0.53)",
+        "+biker: put in with strength 1 in place of 'puppy'",
+        "  by 'biker' (1.00)",
+    ]
+
+
+def test_a_word_that_is_not_seen_is_left_as_it_is(steerer, scenes):
+    image, words = scenes[0].image, {"minus": ["elephant"], "plus": ["boat"], "mode": "place"}
+    bare, plan = logits(steerer, [image], applied=False), steerer.plan(**words)
+    assert torch.equal(logits(steerer, [image], plan), bare)
+    with pytest.warns(EludeSteerWarning, match="not seen"):
+        result = steerer.steer(image, **words)
+    assert result.caption == result.baseline
+    assert result.seen["elephant"] < plan.concepts[0].settings.seen
+    reached = f"{max(0, result.seen['elephant']):.1f} of what it reaches where it is"
+    assert result.notes == (
+        f"'elephant' is not seen in this image ({reached}); nothing was changed; `--force` edits anyway.",
+    )
+    assert not any(touched.any() for _, touched in result.maps.values())
+    forced = steerer.plan(**words, force=True)
+    assert not torch.equal(logits(steerer, [image], forced), bare)
+    assert not any("not seen" in note for note in steerer.explain(image, forced).notes)
+
+
+def test_a_marked_word_needs_not_be_seen(steerer, scenes):
+    image, box = scenes[0].image, (20, 20, 70, 70)
+    plan = steerer.plan(minus=["elephant"], where=box, mode="place")
+    result = steerer.explain(image, plan)
+    marked = Region.from_value(box).covered_patches(result.grid.boxes, image.size)
+    assert result.seen["elephant"] < plan.concepts[0].settings.seen
+    assert (result.maps["elephant"][1] == marked).all()
+    assert not any("not seen" in note for note in result.notes)
+    assert not torch.equal(logits(steerer, [image], plan), logits(steerer, [image], applied=False))
+
+
+def test_an_object_that_is_there_is_seen_and_taken_out(steerer, scenes):
+    for scene in scenes:
+        for word in scene.objects:
+            result = steerer.explain(scene.image, steerer.plan(minus=[word], mode="place"))
+            assert result.seen == {word: pytest.approx(1, abs=0.6)}
+            assert word in result.baseline and result.maps[word][1].any()
+
+
+def test_two_words_are_exchanged_in_order(steerer, scenes):
+    """The first plus word takes the region of the first minus word, the second that of the second."""
+    scene = scenes[0]
+    first, second = scene.objects
+    plan = steerer.plan(minus=[first, second], plus=["cow", "boat"], mode="place")
+    assert [plan.partner(concept) for concept in plan.concepts] == [None, None, *plan.concepts[:2]]
+    maps = steerer.explain(scene.image, plan).maps
+    assert not (maps[first][1] == maps[second][1]).all()
+    assert (maps["cow"][1] == maps[first][1]).all()
+    assert (maps["boat"][1] == maps[second][1]).all()
+
+
+def test_a_strength_of_zero_changes_no_bit(steerer, scenes):
+    images, word = [scene.image for scene in scenes[:2]], scenes[0].objects[0]
+    idle = steerer.plan(minus=[word], plus=["boat"], mode="place", strength=0, force=True)
+    assert not idle.has_effect
+    assert torch.equal(logits(steerer, images, idle), logits(steerer, images, applied=False))
+    result = steerer.explain(images[0], idle)
+    assert result.caption == result.baseline
+    assert torch.equal(steerer.embeds(images[0], idle), steerer.embeds(images[0]))
+
+
+def test_an_atlas_without_calibration_scales_and_says_how_to_place(steerer, scenes):
+    bare = Steerer.from_parts(steerer.vlm, replace(steerer.atlas, calibration=None), steerer.matcher)
+    image, words = scenes[0].image, {"minus": [scenes[0].objects[0]], "mode": "scale"}
+    assert bare.explain(image, bare.plan(**words)).caption == steerer.explain(image, steerer.plan(**words)).caption
+    with pytest.raises(AtlasError, match=r"'toyland' is not calibrated.*`elude-steer atlases calibrate toyland .*mode s"):
+        bare.plan(minus=["dog"], mode="place")
 
 
 def test_a_prefix_holds_the_inputs_of_the_target_layer(steerer, scenes):
@@ -466,20 +516,16 @@ def test_gradients_work_after_captions_were_made(steerer, scenes):
     steerer.vlm.model.zero_grad(set_to_none=True)
 
 
-def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
+def test_a_word_without_a_region_goes_where_its_minus_word_is_marked(steerer):
     box = (0, 0, 30, 30)
-    plan = steerer.plan(minus=["teddy"], plus={"bird": {"where": box}})
-    assert plan.is_filled(plan.concepts[0])
-    both = steerer.plan(minus=["teddy"], plus=["bird"])
-    assert not both.is_filled(both.concepts[0])
-    everywhere = steerer.plan(minus=["teddy"], nu="all", fit=0)
-    assert not everywhere.is_filled(everywhere.concepts[0])
-    fitted = steerer.plan(minus=["teddy"], nu="all", fit=0.3)
-    assert fitted.is_filled(fitted.concepts[0]) and not fitted.is_linear
-    assert "on the region with 30% of its peak\n" in str(fitted)
-    result = steerer.steer("demos/images/toyland-teddy.png", minus={"teddy": {"where": box}}, plus=["bird"])
-    marked = Region.from_value(box).covered_patches(result.grid.boxes, result.image.size)
-    assert (result.maps["bird"][1] == marked).all()  # a concept without a region goes where minus concepts are marked
+    image = open_image("demos/images/toyland-teddy.png")
+    result = steerer.explain(image, steerer.plan(minus={"teddy": {"where": box}}, plus=["bird"], mode="place"))
+    marked = Region.from_value(box).covered_patches(result.grid.boxes, image.size)
+    assert (result.maps["bird"][1] == marked).all()
+    assert (result.maps["teddy"][1] == marked).all()
+    apart = steerer.explain(image, steerer.plan(minus=["teddy"], plus={"bird": {"where": box}}, mode="place"))
+    assert (apart.maps["bird"][1] == marked).all()
+    assert apart.maps["teddy"][1].any() and not (apart.maps["teddy"][1] == marked).all()
 
 
 @pytest.mark.parametrize(
@@ -491,7 +537,7 @@ def test_a_removed_concept_is_filled_if_another_is_placed_elsewhere(steerer):
         (lambda s, i: s.plan(minus={"dog": None}), "the settings of 'dog' are a mapping, not None"),
         (lambda s, i: s.steer(None, minus=["dog"]), "an image is a path, the bytes of a file, a PIL image or a"),
         (lambda s, i: s.plan(minus=["dog"], mode="plce"), "^mode: must be"),
-        (lambda s, i: s.plan(minus=["dog"], fill=-1), "fill: must be a whole number of at least 0, not -1"),
+        (lambda s, i: s.plan(minus=["dog"], force=1), "force: must be true or false, not 1"),
         (lambda s, i: s.plan(minus=["dog"], fit=1.5), "fit: must be a finite number from 0 to 1, not 1.5"),
         (lambda s, i: s.plan(minus=["dog"], gama=3), "there is no setting 'gama'"),
     ],
@@ -500,20 +546,6 @@ def test_wrong_calls_give_errors(steerer, scenes, call, message):
     with pytest.raises((SpecError, ImageError), match=message):
         call(steerer, scenes[0].image)
     assert steerer.captions([], []) == []
-
-
-def test_reach_is_printed_and_needs_streams(steerer):
-    far = steerer.plan(minus=["dog"], plus=["biker"], reach=2)
-    assert "the units without one moved by 2 x stream" in str(far)
-    assert "moved by" not in str(steerer.plan(minus=["dog"], plus=["biker"], reach=0))
-    gone = steerer.plan(minus=["dog"], reach=2, gamma=1, fill=0)
-    assert "the units without one moved by -2 x stream" in str(gone)
-    assert gone.has_effect
-    assert not gone.is_linear
-    assert Plan.from_dict(gone.to_dict()) == gone
-    bare = Steerer.from_parts(steerer.vlm, replace(steerer.atlas, streams=None), steerer.matcher)
-    with pytest.raises(AtlasError, match="has no streams; build it again"):
-        bare.plan(minus=["dog"], level="reference", fill=0, reach=1)
 
 
 @pytest.mark.parametrize("name", ["steer", "Steerer", "Steerer.plan", "Steerer.applied", "SteeredCaption", "Plan"])
@@ -565,7 +597,7 @@ def test_the_tower_runs_once_an_image_of_a_list(steerer, scenes):
 
 def test_a_list_warns_once_of_what_all_images_share_and_an_empty_one_is_empty(steerer, scenes):
     with pytest.warns(EludeSteerWarning) as caught:
-        results = es.steer([scene.image for scene in scenes], minus=["doog"], gamma=1, mode="scale")
+        results = es.steer([scene.image for scene in scenes], minus=["xyzzy"], gamma=1, mode="scale")
     texts = [str(warning.message) for warning in caught]
     assert len(texts) == 2
     assert "is far from every label" in texts[0]

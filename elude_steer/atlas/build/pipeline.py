@@ -180,7 +180,7 @@ def calibrate(
     Example:
         >>> calibrate("my-atlas", "my-atlas-2", images="photos/")
     """
-    loaded, target = Atlas.load(atlas), check_target(Path(out))
+    loaded, target = replace(Atlas.load(atlas), calibration=None), check_target(Path(out))
     loaded.require_labels()
     check_counts(threads, None)
     with warnings.catch_warnings():

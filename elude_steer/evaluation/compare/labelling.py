@@ -98,7 +98,7 @@ def calibrate_dictionary(
         vocabulary: the words.
         fit: the share of the highest reading that the patches of a region have.
     """
-    presence = measure_presence(torch.from_numpy(images.vectors).float() @ vocabulary.vectors.float().T)
+    presence = measure_presence(torch.from_numpy(np.array(images.vectors)).float() @ vocabulary.vectors.float().T)
     means = torch.stack([dictionary.read(q).mean(0) for q in images.layer_inputs()])
     weights, bias = fit_detectors(means, presence)
     detectors, offset, sums = weights.float(), bias.float(), None

@@ -20,7 +20,7 @@ tokens: {{per_image: 6}}
 clusters: {{top_k: 120, min_cluster_size: 8}}
 labels: {{scorer: "{scorer}", vocabulary: toyland, top_k: 12}}
 """
-IMAGES = 40
+IMAGES = 110  # enough for a calibration
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_one_pass_of_the_tower_gives_the_same_bytes_as_three(folder, tmp_path, e
     assert not list((tmp_path / "once" / "work").glob("activations-*")), "the cache is deleted"
     encoded_images.clear()
     assert build_files(folder, tmp_path / "thrice", "tokens.reuse=false", threads=1) == once
-    assert len(encoded_images) == 3 * IMAGES  # tokens, streams, labels
+    assert len(encoded_images) == 3 * IMAGES  # tokens, labels, calibration
     monkeypatch.setattr(activation_cache, "_DISK_SHARE", 0.0)  # no space on the disk
     assert build_files(folder, tmp_path / "full", threads=1) == once
 

@@ -31,18 +31,24 @@ PLACES = ("beach", "park")
 
 def read(caption):
     """The words that are objects or places; a sentence ends with a full stop."""
-    words = set(caption.rstrip(".").split())
-    return Reading(frozenset(words & set(OBJECTS)), frozenset(words & set(PLACES)), caption.endswith("."))
+    words = caption.rstrip(".").split()
+    objects, places = (frozenset(words) & set(known) for known in (OBJECTS, PLACES))
+    return Reading(objects, places, caption.endswith("."), frozenset(w for w in objects if words.count(w) > 1))
 
 
 def make_world(*images, vocabulary=OBJECTS):
-    """A world whose images contain the objects in each text."""
-    cases = [Case(Image.new("RGB", (8, 8 + i)), frozenset(text.split())) for i, text in enumerate(images)]
-    return World("hand-made", cases, vocabulary, read)
+    """A world whose images contain the objects and the place in each text."""
+    words = [frozenset(text.split()) for text in images]
+    cases = [
+        Case(Image.new("RGB", (8, 8 + i)), there - set(PLACES), places=there & set(PLACES))
+        for i, there in enumerate(words)
+    ]
+    return World("hand-made", cases, vocabulary, read, PLACES)
 
 
-def make_outcome(success=True, kept=1.0, invented=(), well_formed=True, likelihood=None):
-    return Outcome(Task(0, "", "dog"), "", success, True, kept, tuple(invented), well_formed, likelihood)
+def make_outcome(success=True, kept=1.0, invented=(), well_formed=True, likelihood=None, repeated=()):
+    made = Outcome(Task(0, "", "dog"), "", success, True, kept, tuple(invented), well_formed, tuple(repeated))
+    return replace(made, likelihood=likelihood)
 
 
 # One edit
@@ -64,6 +70,8 @@ def make_outcome(success=True, kept=1.0, invented=(), well_formed=True, likeliho
             True,
         ),  # the tree is in the image; the baseline did not name it
         ("a cat and a ball on the beach.", True, 2 / 3, (), False),
+        ("a cat and a ball in the park", True, 1.0, (), False),  # no sentence
+        ("a cat and a ball and a cat in the park.", True, 1.0, (), False),  # the cat twice
     ],
 )
 def test_a_removal_is_scored_by_what_the_captions_say(after, gone, kept, invented, clean):
@@ -92,6 +100,51 @@ def test_a_replacement_must_also_name_the_new_object(after, gone, plus_named, in
     assert got.kept == 1
 
 
+def test_only_what_the_edit_repeats_counts_against_it():
+    world, task = make_world("dog cat ball"), Task(0, "a dog a cat and a cat and a ball.", "dog")
+    same, more = (score_caption(world, task, f"a cat and a cat and a {text}.") for text in ("ball", "ball and a ball"))
+    assert (same.repeated, same.clean) == ((), True)  # the baseline names the cat twice, too
+    assert (more.repeated, more.clean, more.success) == (("ball",), False, True)
+
+
+@pytest.mark.parametrize(
+    ("after", "gone", "plus_named", "kept", "invented", "clean"),
+    [
+        ("a cow a bird and a ball.", True, True, 1.0, (), True),
+        ("a cow and a bird.", True, True, 0.0, (), False),
+        ("a cow a cat and a ball.", False, False, 1.0, (), False),  # only the first
+        ("a bird a dog and a ball.", False, False, 1.0, (), False),  # only the second
+        ("a cow a bird a cat and a ball.", False, True, 1.0, (), False),
+        ("a cow and a ball.", True, False, 1.0, (), False),
+        ("a cow a bird a tree and a ball.", True, True, 1.0, ("tree",), False),
+    ],
+)
+def test_two_replacements_must_both_succeed(after, gone, plus_named, kept, invented, clean):
+    task = Task(0, "a dog a cat and a ball.", "dog", "cow", second=("cat", "bird"))
+    assert (task.removed, task.added) == (("dog", "cat"), ("cow", "bird"))
+    got = score_caption(make_world("dog cat ball"), task, after)
+    assert (got.gone, got.plus_named, got.kept, got.invented) == (gone, plus_named, kept, invented)
+    assert got.success is (gone and plus_named)
+    assert got.clean is clean
+
+
+@pytest.mark.parametrize(
+    ("after", "gone", "plus_named", "kept", "clean"),
+    [
+        ("a dog and a cat in the park.", True, True, 1.0, True),
+        ("a dog in the park.", True, True, 0.5, False),
+        ("a dog and a cat on the beach.", False, False, 1.0, False),
+        ("a dog and a cat.", True, False, 1.0, False),
+        ("a dog and a cat on the beach in the park.", False, True, 1.0, False),
+        ("a dog a cat and a cow in the park.", True, True, 1.0, False),
+    ],
+)
+def test_a_new_place_keeps_the_objects(after, gone, plus_named, kept, clean):
+    task = Task(0, "a dog and a cat on the beach.", "beach", "park")
+    got = score_caption(make_world("dog cat beach"), task, after)
+    assert (got.gone, got.plus_named, got.kept, got.clean) == (gone, plus_named, kept, clean)
+
+
 def test_everything_is_kept_if_the_baseline_named_nothing_else():
     assert score_caption(make_world("dog"), Task(0, "a dog.", "dog"), "").kept == 1
 
@@ -104,11 +157,12 @@ def test_identities_of_any_outcome(data):
     plus = data.draw(st.sampled_from([None, "cow"]))
     world = make_world(" ".join(there))
     task = Task(0, data.draw(words) + " dog", "dog", plus)
-    after = data.draw(words)
+    after = data.draw(words) + data.draw(st.sampled_from(["", "."]))
     got = score_caption(world, task, after)
     assert 0 <= got.kept <= 1
     assert got.success <= got.gone
-    assert not got.clean or (got.success and got.kept == 1 and got.invented == ())
+    assert not got.clean or (got.success and got.kept == 1 and got.invented == got.repeated == ())
+    assert not got.clean or got.well_formed
     assert not set(got.invented) & (set(there) | {plus})
     if plus is None:  # an unchanged caption loses nothing
         same = score_caption(world, task, task.baseline)
@@ -151,8 +205,29 @@ def test_an_image_without_a_possible_replacement_is_skipped():
     assert len(make_tasks(world, ["a dog.", "a dog."], "remove")) == 2
 
 
+def test_two_objects_are_replaced_where_two_are_there_and_named():
+    world = make_world(*["dog cat tree"] * 40, "dog", "dog cat")
+    baselines = [*["a dog a cat and a cow."] * 40, "a dog.", "a dog."]
+    tasks = make_tasks(world, baselines, "two", seed=3)
+    assert [task.case for task in tasks] == list(range(40))  # the others have or name only one
+    assert {task.removed for task in tasks} == {("dog", "cat"), ("cat", "dog")}
+    assert {frozenset(task.added) for task in tasks} == {frozenset({"ball", "bird"})}  # the cow is named
+    assert all(task.present and task.second for task in tasks)
+    assert make_tasks(world, baselines, "two", seed=3) == tasks
+    assert make_tasks(make_world("dog cat", vocabulary=("dog", "cat", "cow")), ["a dog a cat."], "two") == []
+
+
+def test_a_place_is_replaced_by_another_place():
+    world = make_world("dog beach", "dog park", "dog beach", "cat")
+    baselines = ["a dog on the beach.", "a dog in the park.", "a dog in the park.", "a cat on the beach."]
+    tasks = make_tasks(world, baselines, "place")
+    # In the others the baseline names a wrong place, or nobody knows the right one.
+    assert [(task.case, task.minus, task.plus) for task in tasks] == [(0, "beach", "park"), (1, "park", "beach")]
+    assert make_tasks(replace(world, places=()), baselines, "place") == []
+
+
 def test_an_unknown_kind_of_edit_is_refused():
-    with pytest.raises(SpecError, match=r"an edit is 'remove', 'replace' or 'absent', not 'swap'\."):
+    with pytest.raises(SpecError, match=r"an edit is 'remove', 'replace', 'two', 'place' or 'absent', not 'swap'\."):
         make_tasks(make_world("dog"), ["a dog."], "swap")
 
 
@@ -427,6 +502,7 @@ def test_toyland_scenes_come_with_their_objects():
     world = toyland_world(77, 5)
     assert len(world.cases) == 5
     assert all(len(case.objects) >= 2 and case.objects <= set(world.vocabulary) for case in world.cases)
+    assert all(len(case.places) == 1 and case.places <= set(world.places) for case in world.cases)
     again = toyland_world(77, 5)
     assert [case.image.tobytes() for case in again.cases] == [case.image.tobytes() for case in world.cases]
 
@@ -442,6 +518,8 @@ def test_toyland_captions_are_read_by_the_grammar():
     nonsense = world.read("of of the")
     assert not nonsense.well_formed
     assert nonsense.objects == frozenset()
+    assert world.read("a dog and a cat in a room").repeated == frozenset()
+    assert world.read("a dog and a dog in a room").repeated == {"dog"}
 
 
 def test_worlds_of_other_scenes_have_other_names():
@@ -456,5 +534,13 @@ def test_any_flaw_makes_an_outcome_unclean():
     good = make_outcome()
     assert good.success
     assert good.clean
-    for change in ({"gone": False}, {"plus_named": False}, {"kept": 0.9}, {"invented": ("cow",)}):
+    for change in (
+        {"gone": False},
+        {"plus_named": False},
+        {"kept": 0.9},
+        {"invented": ("cow",)},
+        {"repeated": ("cat",)},
+        {"well_formed": False},
+    ):
         assert not replace(good, **change).clean
+    assert replace(good, well_formed=None).clean  # nobody knows without a grammar

@@ -10,8 +10,8 @@ from elude_steer.errors import SpecError
 from elude_steer.evaluation.edits.benchmark import Outcome, Task, summarize, toyland_world
 from elude_steer.evaluation.edits.sweep import Point, best_point, grid_points, single_image_world, sweep, try_settings
 
-# Settings under which gamma alone decides: fill, reach and fit are off.
-BARE = {"fill": [0], "reach": [0], "fit": [0], "kappa": [24]}
+# Settings under which gamma alone decides.
+BARE = {"mode": ["scale"], "kappa": [24]}
 
 
 def make_point(success, kept, clean=0.0, **settings):
@@ -31,7 +31,7 @@ def test_a_grid_has_every_combination_the_last_changing_fastest():
 
 
 def test_numpy_values_become_plain():
-    points = grid_points({"kappa": np.arange(8, 25, 8), "beta": np.linspace(1, 2, 2), "fill": range(2)})
+    points = grid_points({"kappa": np.arange(8, 25, 8), "strength": np.linspace(1, 2, 2), "nu": range(1, 3)})
     assert json.loads(json.dumps(points)) == points
     assert [type(value) for value in points[0].values()] == [int, float, int]
 
@@ -44,7 +44,8 @@ def test_numpy_values_become_plain():
         ({"gamma": -5}, "gamma needs a list of values to try, not -5"),
         ({"nu": "all"}, "nu needs a list of values to try, not 'all'"),
         ({"kappa": [8, 0]}, "kappa: must be .*, not 0"),
-        ({"smooth": [True, 3]}, "smooth"),
+        ({"force": [True, 3]}, "force"),
+        ({"beta": [8, 16]}, "there is no setting 'beta' any more: .*; use strength"),
     ],
 )
 def test_invalid_grids_are_refused(grid, message):
@@ -106,14 +107,22 @@ def test_invalid_words_are_refused(words, message, steerer, scene):
         try_settings(steerer, scene.image, *words, {"nu": [6]})
 
 
-def test_a_point_without_a_place_for_the_new_concept_does_nothing(steerer, scene):
-    """If kappa takes all sub-units, both concepts have the same ones, and none is left to find the place."""
-    word, size = scene.objects[0], len(steerer.atlas)
-    grid = {"mode": ["place"], "by": ["label"], "kappa": [size, 8]}
-    baseline, trials = try_settings(steerer, scene.image, word, "zebra", grid)
-    assert [t.outcome.caption == baseline for t in trials if t.settings["kappa"] == size] == [True]
-    with pytest.raises(SpecError, match="nothing says where to place"):
-        try_settings(steerer, scene.image, word, "zebra", grid | {"kappa": [size]})
+def test_a_point_that_refuses_a_word_does_nothing(steerer, scene):
+    """No label is as close to another word as 1."""
+    word, grid = scene.objects[0], {"mode": ["place"], "min_similarity": [1.01, 0.0]}
+    baseline, trials = try_settings(steerer, scene.image, word, "puppy", grid)
+    assert [t.outcome.caption == baseline for t in trials if t.settings["min_similarity"] > 1] == [True]
+    with pytest.raises(SpecError, match=f"atlas 'toyland' knows nothing like '{word}'"):
+        try_settings(steerer, scene.image, word, "puppy", grid | {"min_similarity": [1.01]})
+
+
+def test_strength_decides_in_mode_place(steerer, scene):
+    word, grid = scene.objects[0], {"mode": ["place"], "strength": [0, 1]}
+    baseline, trials = try_settings(steerer, scene.image, word, None, grid)
+    assert [(t.settings["strength"], t.outcome.success, t.outcome.caption == baseline) for t in trials] == [
+        (1, True, False),
+        (0, False, True),
+    ]
 
 
 # Many images
@@ -141,3 +150,13 @@ def test_a_sweep_keeps_the_order_of_its_grid_and_resumes(steerer, tmp_path, monk
     # Another grid has another folder.
     sweep(steerer, world, "remove", **options | {"grid": {"gamma": [-50]}})
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("kind", ["two", "place"])
+def test_two_objects_and_places_can_be_swept(kind, steerer, tmp_path):
+    world = toyland_world(60_003, 12)
+    off, on = sweep(steerer, world, kind, grid={"strength": [0, steerer.defaults["strength"]]}, work=tmp_path)
+    assert off.score.kind == on.score.kind == kind
+    assert off.score.edits == on.score.edits > 4
+    assert (off.score.success, off.score.kept) == (0, 1)
+    assert on.score.success > 0.3

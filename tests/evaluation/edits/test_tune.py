@@ -1,14 +1,25 @@
 """Settings found for an image or a world of images, and where they are saved."""
 
 import shutil
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from elude_steer import steer, toyland
 from elude_steer.errors import ImageError, SpecError, StorageError
+from elude_steer.evaluation.edits import Kind
 from elude_steer.evaluation.edits.benchmark import Reading, World, toyland_world
 from elude_steer.evaluation.edits.sweep import grid_points
-from elude_steer.evaluation.edits.tune import GRIDS, TuningResult, save_settings, tune, tune_on_image, tune_on_world
+from elude_steer.evaluation.edits.tune import (
+    GRIDS,
+    TuningResult,
+    default_grid,
+    save_settings,
+    tune,
+    tune_on_image,
+    tune_on_world,
+)
 from elude_steer.recipe_files import load_recipe
 from elude_steer.steering.run_recipe import run_recipe
 from elude_steer.steering.steerer import Steerer
@@ -59,19 +70,25 @@ def test_a_note_says_if_no_point_keeps_enough(steerer):
     assert found.notes == ("no point of the grid keeps 101% of everything else; the first row keeps most.",)
 
 
-def test_the_default_grid_depends_on_the_edit(steerer, scene):
+def test_the_default_grid_depends_on_the_mode_of_the_atlas_and_the_edit(steerer, scene):
     word = scene.objects[0]
     other = next(w for w in toyland.OBJECTS if w not in scene.objects)
     removed, replaced = tune(steerer, scene.image, minus=word), tune(steerer, scene.image, minus=word, plus=other)
-    assert removed.columns[:3] == ("gamma", "kappa", "nu")
-    assert replaced.columns[:3] == ("beta", "kappa", "nu")
+    assert removed.columns[:2] == replaced.columns[:2] == ("strength", "fit")
     assert len(removed.rows) == len(replaced.rows) == 12
     assert repr(removed).splitlines()[11] == "and 2 more"
     for grid in GRIDS.values():
         assert len(grid_points(grid)) == 12
-    world = toyland_world(60_003, 2)
-    assert tune(steerer, world, kind="replace").columns[0] == "beta"
-    assert tune(steerer, world).columns[0] == "gamma"
+    assert tune(steerer, toyland_world(60_003, 2), kind="two").columns[:2] == ("strength", "fit")
+    scaling = replace(steerer, atlas=with_mode(steerer.atlas, "scale"))
+    first = [next(iter(default_grid(scaling, kind))) for kind in get_args(Kind)]
+    assert first == ["gamma", "alpha", "alpha", "alpha", "gamma"]
+    assert default_grid(replace(steerer, atlas=with_mode(steerer.atlas, None)), "remove") is GRIDS["scale", "remove"]
+
+
+def with_mode(atlas, mode):
+    """The atlas with another default mode."""
+    return replace(atlas, about={**atlas.about, "spec": {**atlas.about["spec"], "steering": {"mode": mode}}})
 
 
 def test_notes_tell_about_absent_words_and_failed_edits(steerer, scene):
@@ -88,7 +105,7 @@ def test_notes_tell_about_absent_words_and_failed_edits(steerer, scene):
         ({}, r"name the concept to remove: tune\(steerer, image, minus='dog'\)"),
         ({"plus": "dog"}, "name the concept to remove"),
         ({"minus": "dog", "kind": "replace"}, r"so plus is needed: tune\(steerer, image, minus='dog', plus='biker'\)"),
-        ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove', 'replace' or 'absent'"),
+        ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove', .* 'place' or 'absent'"),
         ({"minus": ["dog", "cat"]}, "one concept at a time: minus='dog'"),
         ({"minus": 5}, "a concept is a word, not an int"),
         ({"minus": "dog", "by": "gone"}, "by is 'gone'"),
@@ -113,10 +130,10 @@ def test_invalid_arguments_for_a_world_are_refused(steerer):
 def test_the_best_settings_can_be_written_as_a_recipe(steerer, scene, tmp_path):
     path, written = tmp_path / "scene.png", tmp_path / "best.yaml"
     scene.image.save(path)
-    grid = {"smooth": [True, False], "mode": ["place"], "kappa": [8]}
+    grid = {"force": [True, False], "mode": ["place"], "strength": [1.5]}
     found = tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written, path=str(path))
     recipe = load_recipe(str(written))
-    assert recipe.steps[0].settings.smooth is found.best["smooth"]
+    assert recipe.steps[0].settings.force is found.best["force"]
     assert run_recipe(recipe, steerer)[0].result.caption == found.rows[0]["caption"]
     with pytest.raises(StorageError, match="already exists"):
         tune_on_image(steerer, scene.image, scene.objects[0], None, grid, write=written)
@@ -126,7 +143,7 @@ def test_the_best_settings_can_be_saved_in_the_atlas(steerer, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(steerer.atlas.folder, folder)
     mine = Steerer.load(str(folder))
-    grid = {"gamma": [-7, -50], "smooth": [False]}
+    grid = {"strength": [0.5, 1.0], "force": [False]}
     found = tune_on_world(mine, "remove", "toyland:60003", None, 3, grid, save_to_atlas=True, plot=tmp_path / "p.png")
     assert [note.split(":")[0] for note in found.notes[-2:]] == [
         "plot of success against kept",
@@ -148,13 +165,13 @@ def test_a_table_is_aligned():
 def test_the_best_settings_of_an_image_or_a_world_work_in_steer(steerer):
     scene = next(scene for scene in toyland.scenes(seed=50_002, n=40) if len(scene.things) == 2)
     word = scene.objects[0]
-    found = tune(steerer, scene.image, minus=word, grid={"fill": [0, 80], "gamma": [1.0, -15.0]})
+    found = tune(steerer, scene.image, minus=word, grid={"fit": [0.3, 0.6], "strength": [0.0, 1.0]})
     assert len(found.rows) == 4
-    assert set(found.best) == {"fill", "gamma"}
+    assert set(found.best) == {"fit", "strength"}
     assert word not in steerer.steer(scene.image, minus=[word], **found.best).caption
     world = toyland_world(50_003, 6)
-    found = tune(steerer, world, kind="remove", grid={"fill": [0, 80]}, by="clean")
-    assert found.best == {"fill": 80}
+    found = tune(steerer, world, kind="remove", grid={"strength": [0, 1]}, by="clean")
+    assert found.best == {"strength": 1}
     with pytest.raises(ImageError):
         tune(steerer, "nowhere.png", minus="dog")
 
