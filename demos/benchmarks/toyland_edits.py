@@ -8,6 +8,7 @@ or of a random split, its regions by those of another word, or by the true ones,
 differences of means, or by those of another word. The bound of removal is no edit: the scene is drawn again without the
 object. Columns: edits that did what was asked, what else of the caption was kept, captions that name something that is
 neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence, nothing named twice.
+Side effects: how far the next-token distributions move where what is removed is not there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from elude_steer.evaluation.edits.benchmark import (
     summarize,
     toyland_world,
 )
+from elude_steer.evaluation.edits.fluency import divergences
 from elude_steer.evaluation.edits.sweep import plan_or_empty
 from elude_steer.steering.caption_batches import caption_unsteered
 from elude_steer.steering.plan import Plan
@@ -48,6 +50,7 @@ from elude_steer.steering.steerer import Steerer
 
 KINDS = ("remove", "replace", "two", "place", "absent")
 COLUMNS = ("success", "kept", "invented", "clean")
+PAPER: dict[str, Any] = {"mode": "scale", "gamma": -50, "alpha": 50}  # the best strengths of a sweep
 SHIFT = 7  # how many words further another word's region or direction is taken from
 
 
@@ -166,6 +169,17 @@ class Trial:
         tasks = make_tasks(self.world, self.baselines, kind, self.seed)  # type: ignore[arg-type]
         return summarize(kind, run_edits(steerer, self.world, tasks, make_plan))
 
+    def side_effects(self, settings: Mapping[str, Any]) -> float:
+        """Mean divergence of next-token distributions where what is removed is not there, in nats a token."""
+        tasks = make_tasks(self.world, self.baselines, "absent", self.seed)
+        found: list[float] = []
+        for start in range(0, len(tasks), 32):
+            part = tasks[start : start + 32]
+            plans = [plan_or_empty(self.steerer, task, settings) for task in part]
+            images = [self.world.cases[task.case].image for task in part]
+            found += divergences(self.steerer, images, plans, [task.baseline for task in part])
+        return float(np.mean(found))
+
     def score_redrawn(self) -> Score:
         """What the model says of the scenes drawn without the object."""
         tasks = make_tasks(self.world, self.baselines, "remove", self.seed)
@@ -188,7 +202,7 @@ def rows(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
 
     return {
         "as shipped": exchanged(shipped),
-        "scale (the paper's mode)": exchanged(shipped, mode="scale", gamma=-50, alpha=50),
+        "scale (the paper's mode)": exchanged(shipped, **PAPER),
         "no gate": exchanged(shipped, force=True),
         "detectors of raw units": exchanged(trial.with_detectors_of("raw units")),
         "detectors of a random split": exchanged(trial.with_detectors_of("random split")),
@@ -217,6 +231,9 @@ def main() -> None:
                 found.append({"row": name, **score.to_dict()})
                 cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
                 print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
+    for name, settings in {"as shipped": {}, "no gate": {"force": True}, "scale": PAPER}.items():
+        found.append({"row": name, "side effects": trial.side_effects(settings)})
+        print(f"{name + ', side effects in nats a token':46}{found[-1]['side effects']:10.4f}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -98,19 +98,19 @@ def calibrate_dictionary(
         vocabulary: the words.
         fit: the share of the highest reading that the patches of a region have.
     """
+    if not len(images.vectors):
+        raise SpecError("there are no images to calibrate with.")
     presence = measure_presence(torch.from_numpy(np.array(images.vectors)).float() @ vocabulary.vectors.float().T)
     means = torch.stack([dictionary.read(q).mean(0) for q in images.layer_inputs()])
     weights, bias = fit_detectors(means, presence)
-    detectors, offset, sums = weights.float(), bias.float(), None
+    detectors, offset = weights.float(), bias.float()
+    sums = StreamSums.empty(len(weights), dictionary.write.shape[1])
     strongest, mean = [], []
     for (q, stream), degree in zip(images.activations(), presence.degree, strict=True):
         readings = dictionary.read(q) @ detectors.T + offset
-        sums = sums or StreamSums.empty(len(weights), stream.shape[1])
         sums.add(readings, stream, degree, fit)
         strongest.append(strongest_mean(readings))
         mean.append(readings.mean(0))
-    if sums is None:
-        raise SpecError("there are no images to calibrate with.")
     pooled = torch.stack(strongest), torch.stack(mean)
     words = torch.arange(len(vocabulary.words))
     return finish_calibration(words, weights, bias, sums.directions(), pooled, presence, fit)

@@ -1,4 +1,4 @@
-"""How natural a text is to the unsteered model: the log-likelihood of an answer about an image."""
+"""How natural a text is to the unsteered model, and how far an edit moves what the model would say next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from elude_steer.errors import ModelError, SpecError
 from elude_steer.models.prefix_cache import Prefix, resume_from, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm, limit_logits
+from elude_steer.steering.apply_plans import resume_under_plans
 from elude_steer.steering.caption_batches import MAX_BATCH_TILES
+from elude_steer.steering.plan import Plan
+from elude_steer.steering.steerer import Steerer
 
 
 @torch.inference_mode()
@@ -54,8 +57,57 @@ def likelihoods(
     return [[means[image, text] for text in image_texts] for image, image_texts in enumerate(texts)]
 
 
+@torch.inference_mode()
+def divergences(
+    steerer: Steerer, images: Sequence[Any], plans: Sequence[Plan], texts: Sequence[str], prompt: str = PROMPT
+) -> list[float]:
+    """How far each plan moves the model's next-token distributions, in nats a token.
+
+    That is the mean Kullback-Leibler divergence of the steered from the unsteered distribution, at every token of the
+    text and behind its end. On images that an edit should not touch it measures the edit's side effects.
+
+    Args:
+        steerer: the model and the atlas.
+        images: PIL images.
+        plans: one for each image.
+        texts: one for each image, such as its unsteered caption.
+        prompt: the question.
+    """
+    if not len(images):
+        return []
+    vlm, prefix, found = steerer.vlm, run_prefix(steerer.vlm, images, prompt), []
+    batch_size = max(1, MAX_BATCH_TILES // max(prefix.tiles))
+    for start in range(0, len(images), batch_size):
+        rows = range(start, min(start + batch_size, len(images)))
+        part = [texts[row] for row in rows]
+        with vlm.use_threads(), resume_under_plans(vlm, prefix, [(row, None) for row in rows]) as inputs:
+            before, _, mask = _answer_log_probabilities(vlm, inputs, part)
+        edits = [(row, steerer.gather_weights(plans[row])) for row in rows]
+        with vlm.use_threads(), resume_under_plans(vlm, prefix, edits) as inputs:
+            after = _answer_log_probabilities(vlm, inputs, part)[0]
+        moved = (before.exp() * (before - after)).sum(-1).clamp_min(0)
+        found += (torch.where(mask, moved, 0.0).sum(1) / mask.sum(1)).tolist()
+    return found
+
+
 def _mean_log_probabilities(vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence[str]) -> list[float]:
     """Mean log-probability of the text that is forced as the answer to each row of the inputs."""
+    log_probabilities, answers, mask = _answer_log_probabilities(vlm, inputs, texts)
+    chosen = log_probabilities.gather(-1, answers[..., None])[..., 0]  # (rows, longest)
+    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
+    # Any end token ends the answer.
+    chosen = torch.where(last, log_probabilities[..., _end_tokens(vlm)].logsumexp(-1), chosen)
+    return (torch.where(mask, chosen, 0.0).sum(1) / mask.sum(1)).tolist()
+
+
+def _answer_log_probabilities(
+    vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of all tokens at each place of the answers that are forced, `(rows, longest, vocabulary)`.
+
+    Returns:
+        These, the answers' tokens `(rows, longest)`, and which of them count.
+    """
     ends, tokenizer = _end_tokens(vlm), vlm.processor.tokenizer
     # Special tokens in a text are read as text: another <image> would require another image.
     tokens = [tokenizer(t, add_special_tokens=False, split_special_tokens=True)["input_ids"] + ends[:1] for t in texts]
@@ -71,12 +123,7 @@ def _mean_log_probabilities(vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence
         for name, value in inputs.items()
     }
     logits = vlm.model(**extended, **limit_logits(vlm.model, longest + 1)).logits
-    log_probabilities = logits[:, -longest - 1 : -1].float().log_softmax(-1)  # (rows, longest, vocabulary)
-    answers, mask = answers.to(logits.device), mask.to(logits.device)
-    chosen = log_probabilities.gather(-1, answers[..., None])[..., 0]  # (rows, longest)
-    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
-    chosen = torch.where(last, log_probabilities[..., ends].logsumexp(-1), chosen)  # any end token ends the answer
-    return (torch.where(mask, chosen, 0.0).sum(1) / mask.sum(1)).tolist()
+    return logits[:, -longest - 1 : -1].float().log_softmax(-1), answers.to(logits.device), mask.to(logits.device)
 
 
 def _end_tokens(vlm: Vlm) -> list[int]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from elude_steer.atlas.matching import normalize_word
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
-from elude_steer.errors import SpecError, did_you_mean
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.edits.benchmark import (
     Case,
     Kind,
@@ -61,10 +61,8 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         >>> len(grid_points({"gamma": [-15, -50], "nu": [10, "all"]}))
         4
     """
-    known = [field.name for field in fields(Settings)]
+    merge_settings(dict.fromkeys(grid))  # refuses unknown names
     for name, values in grid.items():
-        if name not in known:
-            raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, known)}")
         if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or not len(values):
             raise SpecError(f"{name} needs a list of values to try, not {values!r}.")
     plain = [[v.item() if isinstance(v, np.generic) else v for v in values] for values in grid.values()]
