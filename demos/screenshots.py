@@ -35,6 +35,8 @@ def visit_page(visitor: Visitor, name: str, folder: Path) -> None:
     visitor.answer(before)
     visitor.page.wait_for_selector("#easel .views button")
     save_screenshot("3-steered")
+    visitor.press("#dose", "#doses")
+    save_screenshot("13-dose", whole=True)
     visitor.example("teddy")
     visitor.words("minus")
     visitor.words("plus", "cat")

@@ -5,7 +5,7 @@
 WORK is the folder of `python -m demos.photoland.make`. Rows: the atlas as shipped; the paper's mode (`scale`); without
 the gate that leaves out words that are not seen; and with parts of `place` exchanged: its directions by supervised
 differences of means (which images show a word is taken from their captions), its detectors by those of raw units, of a
-random split, or by the dual encoder's word on whether a concept is there. Each row does all kinds of edits on the same
+random split, of a TopK autoencoder, or by the dual encoder's word on whether a concept is there. Each row does all kinds of edits on the same
 photos. Settings were chosen on development photos.
 """
 
@@ -39,7 +39,8 @@ COLUMNS = ("success", "kept", "invented", "clean")
 
 def with_detectors_of(name: str, steerer: Steerer[Atlas], comparison: Comparison) -> Steerer[Any]:
     """A steerer whose detectors and directions come from other latents."""
-    atlas, dictionary = steerer.atlas, dictionaries(steerer.vlm, steerer.atlas)[name]
+    atlas, found = steerer.atlas, dictionaries(steerer.vlm, steerer.atlas)
+    dictionary = found[name] if name in found else comparison.dictionary(name, "small")
     fit = float(atlas.require_calibration().fit)
     calibration = calibrate_dictionary(dictionary, comparison.probing, comparison.vocabulary, fit)
     labels = replace(atlas.require_labels(), words=np.zeros((len(dictionary), 1), np.int32))
@@ -118,6 +119,7 @@ def run(work: Path, count: int, split: str) -> list[dict[str, Any]]:
         "gate by the dual encoder": lambda: (shipped, lambda task: ask_encoder(shipped, task)),
         "scale (the paper's mode)": lambda: row(shipped, mode="scale", gamma=-20, alpha=20, kappa=8),
         "detectors of raw units": lambda: row(with_detectors_of("raw units", shipped, comparison)),
+        "detectors of a TopK SAE": lambda: row(with_detectors_of("TopK SAE", shipped, comparison)),
         "detectors of a random split": lambda: row(with_detectors_of("random split", shipped, comparison)),
     }
     found = []
