@@ -5,8 +5,8 @@
 WORK is the folder of `python -m demos.photoland.make`. Rows: the atlas as shipped; the paper's mode (`scale`); without
 the gate that leaves out words that are not seen; and with parts of `place` exchanged: its directions by supervised
 differences of means (which images show a word is taken from their captions), its detectors by those of raw units, of a
-random split, of a TopK autoencoder, or by the dual encoder's word on whether a concept is there. Each row does all kinds of edits on the same
-photos. Settings were chosen on development photos.
+random split, of a TopK autoencoder, or by the dual encoder's word on whether a concept is there. Each row does all
+kinds of edits on the same photos. Settings were chosen on development photos.
 """
 
 from __future__ import annotations

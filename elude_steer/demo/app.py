@@ -16,7 +16,7 @@ from elude_steer.demo.access import rate_limit_key, visitor_id
 from elude_steer.demo.pages import Page, make_pages, page_links
 from elude_steer.demo.presenter import HINTS, TUNABLE, WORKERS, Presenter
 from elude_steer.demo.rate_limit import RateLimit
-from elude_steer.demo.recipes import describe_ignored, edit_name, read_recipe
+from elude_steer.demo.recipes import describe_ignored, describe_removed, edit_name, read_recipe
 from elude_steer.demo.session import MAX_WORDS, EditRequest, ImageState
 from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
@@ -84,9 +84,9 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
             edits = components.clickable_html("edits", first.edit_buttons)
             strength = _strength_slider(gr, presenter)
             with gr.Row():
-                steer_button = gr.Button("Steer", variant="primary", elem_id="press", scale=6)
+                steer_button = gr.Button("Steer", variant="primary", elem_id="press", scale=6, min_width=90)
                 dose_button = gr.Button("Dose curve", elem_id="dose", scale=2, min_width=110)
-                stop_button = gr.Button("Stop", elem_id="stop", scale=1, min_width=70)
+                stop_button = gr.Button("Stop", elem_id="stop", scale=1, min_width=64)
             answer = components.static_html("said", html_parts.hint(FIRST_HINT))
             doses = components.clickable_html("doses")
             with gr.Accordion("Settings", open=False, elem_id="settings"):
@@ -178,7 +178,7 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
         try:
             edit = make_request(*inputs)
             with start_request(request, progress):
-                return presenter.dose_table(presenter.run_in_worker(lambda: presenter.try_doses(edit)))
+                return presenter.dose_table(edit, presenter.run_in_worker(lambda: presenter.try_doses(edit)))
         except StoppedError as reason:
             return html_parts.hint(str(reason)) if str(reason) else gr.skip()
         except EludeSteerError as error:
@@ -196,7 +196,7 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
         return event.strength
 
     def remove_word(event: gr.EventData) -> Any:
-        return [event.word], [], presenter.swap_buttons([event.word])
+        return [event.word], []
 
     def put_instead(event: gr.EventData) -> Any:
         return [event.instead]
@@ -227,7 +227,8 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
         notes = [f"Loaded the first of {len(recipe.steps)} edits."] if len(recipe.steps) > 1 else []
-        notes += describe_ignored(recipe, TUNABLE, presenter.atlas_settings, presenter.name)
+        notes += describe_removed(path)
+        notes += describe_ignored(recipe, TUNABLE, presenter.atlas_settings, presenter.name, presenter.max_strength)
         notes += ["The edit has a region: mark it."] if recipe.steps[0].region else []
         return fill_in(state, recipe, 0, " ".join([*notes, "Upload its image, and press Steer."]))
 
@@ -252,11 +253,16 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
     read = {"concurrency_limit": WORKERS, "concurrency_id": "model", "trigger_mode": "multiple"}
     read |= {"show_progress_on": [plain], "api_visibility": "private"}
     app.load(describe, state, plain, **read)
-    described = [event.then(describe, state, plain, **read) for event in chosen]
-    removed = plain.select(remove_word, None, [minus, plus, swaps], **_INTERNAL)
+    shown = [
+        event.then(lambda state: presenter.show_caption(state.image), state, plain, **_INTERNAL) for event in chosen
+    ]
+    described = [event.then(describe, state, plain, **read) for event in shown]
+    removed = plain.select(remove_word, None, [minus, plus], **_INTERNAL)
     swapped = swaps.select(put_instead, None, plus, **_INTERNAL)
     clicked = [event.then(steer_image, inputs, answer_outputs, **heavy_internal) for event in (removed, swapped)]
     minus.change(offer_swaps, minus, swaps, **_INTERNAL)
+    for event in (*chosen, minus.change, plus.change):  # a dose curve belongs to one image and one edit
+        (event.then if hasattr(event, "then") else event)(lambda: "", None, doses, **_INTERNAL)
     recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)
     heavy |= {"show_progress_on": [trials]}
     tuned = tune.click(find_settings, inputs, trials, **heavy, api_name=find, **_UNDOCUMENTED)

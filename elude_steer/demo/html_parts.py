@@ -71,10 +71,10 @@ def clickable_caption(caption: str, find_word: Callable[[str], str | None]) -> s
     return f'<div class="plain" role="status"><h3>The model says</h3><p>{" ".join(parts)}</p>{note(help)}</div>'
 
 
-def no_caption(coming: bool) -> str:
+def no_caption(*, coming: bool) -> str:
     """What stands in the place of the caption while there is none."""
     text = "…" if coming else "Choose an image first."
-    return f'<div class="plain"><h3>The model says</h3><p>{text}</p>{note("")}</div>'
+    return f'<div class="plain"><h3>The model says</h3><p>{text}</p></div>'
 
 
 def note(text: str) -> str:

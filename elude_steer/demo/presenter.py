@@ -24,7 +24,7 @@ from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedEr
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT, report_tokens
-from elude_steer.specs import demo_hints
+from elude_steer.specs import StepSpec, demo_hints
 from elude_steer.steering.result import SteeredCaption
 from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
@@ -37,7 +37,7 @@ TUNABLE = tuple(HINTS)
 WORKERS = 2  # requests that run at a time
 MAX_STRENGTH = 3.0  # of the slider
 DOSES = (0, 0.5, 1, 1.5, 2, 3)  # strengths of a dose curve
-_SWAPS = 12  # words that are offered in the place of another
+_SWAPS = 10  # words that are offered in the place of another
 
 
 class Presenter:
@@ -219,8 +219,9 @@ class Presenter:
 
     def show_caption(self, image: ImageFile | None) -> str:
         """HTML of an image's caption if it is known already."""
-        known = image is not None and self.is_captioned(image)
-        return self.render_caption(self.caption(cast(ImageFile, image))) if known else html_parts.no_caption(image is not None)
+        if image is None or not self.is_captioned(image):
+            return html_parts.no_caption(coming=image is not None)
+        return self.render_caption(self.caption(image))
 
     def render_caption(self, caption: str) -> str:
         """HTML of a caption; a click on a word that the atlas knows sends it."""
@@ -345,11 +346,12 @@ class Presenter:
 
     # HTML
 
-    def dose_table(self, doses: Sequence[tuple[float, str]]) -> str:
+    def dose_table(self, request: EditRequest, doses: Sequence[tuple[float, str]]) -> str:
         """The captions of a dose curve; a click on a row sends its strength."""
         rows = [({"strength": dose}, (f"{dose:g}", caption)) for dose, caption in doses]
         same = len({caption for _, caption in doses}) == 1
-        title = "Strengths and captions; click a row to use it"
+        name = edit_name(StepSpec(request.minus, request.plus))
+        title = f"Strengths of {name}, and the captions; click a row to use it"
         note = "The caption is the same at every strength." if same else ""
         return html_parts.table(title, ("strength", "caption"), rows) + html_parts.note(note)
 
@@ -374,9 +376,7 @@ class Presenter:
         for row in result.rows:
             settings = {name: row[name] for name in TUNABLE if name in row}
             rows.append((settings, (row["caption"], *(row[name] for name in tried), f"{row['kept']:.0%}")))
-        return html_parts.table(
-            "Tried settings, best first; click a row to use it", ("caption", *tried, "kept"), rows
-        )
+        return html_parts.table("Tried settings, best first; click a row to use it", ("caption", *tried, "kept"), rows)
 
     def concept_table(self) -> str:
         """Every label of the atlas, most frequent first."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
+import yaml
+
 from elude_steer.atlas.manifest import EMBEDDED_ATLAS
 from elude_steer.demo.session import EditRequest
 from elude_steer.errors import SpecError
@@ -83,7 +85,18 @@ def read_recipe(path: str | Path) -> Recipe:
     return replace(recipe, image=None, steps=steps)
 
 
-def describe_ignored(recipe: Recipe, fields: Collection[str], atlas_settings: Settings, atlas: str) -> list[str]:
+def describe_removed(path: str | Path) -> list[str]:
+    """A sentence about settings of older versions in a recipe that `read_recipe` has read; they have no effect."""
+    # The base loader makes only texts: no objects, and no errors for values that `read_recipe` accepts.
+    steps = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["steps"]  # noqa: S506
+    removed = {name: Settings.removed[name] for name in steps[0].get("settings") or {} if name in Settings.removed}
+    reasons = ", ".join(dict.fromkeys(removed.values()))
+    return [f"No longer a setting: {', '.join(sorted(removed))} ({reasons})."] if removed else []
+
+
+def describe_ignored(
+    recipe: Recipe, fields: Collection[str], atlas_settings: Settings, atlas: str, max_strength: float = 3.0
+) -> list[str]:
     """Sentences about what the page ignores in a recipe's first edit: settings without a field, another atlas.
 
     Args:
@@ -91,12 +104,15 @@ def describe_ignored(recipe: Recipe, fields: Collection[str], atlas_settings: Se
         fields: settings that have a field in the page.
         atlas_settings: the settings that hold where the recipe names none.
         atlas: name of the page's atlas.
+        max_strength: the largest strength of the page.
     """
     settings = {name: value for name, value in vars(recipe.steps[0].settings).items() if value is not None}
     ignored = {name for name, value in settings.items() if value != getattr(atlas_settings, name)} - set(fields)
     if recipe.max_new_tokens != Recipe.max_new_tokens:
         ignored.add("max_new_tokens")
     notes = [f"Ignored, because this page has no field for it: {', '.join(sorted(ignored))}."] if ignored else []
+    if settings.get("strength", 0) > max_strength:
+        notes.append(f"The strength of the recipe is {settings['strength']:g}; this page goes up to {max_strength:g}.")
     written_for = Path(recipe.atlas).name
     if atlas not in (recipe.atlas, written_for):
         notes.append(f"The recipe was written for atlas '{written_for}'; this page uses '{atlas}'.")

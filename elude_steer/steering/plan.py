@@ -98,7 +98,7 @@ class Plan:
         >>> from elude_steer import Plan, Steerer
         >>> plan = Steerer.load("toyland").plan(minus=["dog"])
         >>> print(plan)
-        -dog: taken out with strength 1 where it reads at least 40% of its peak, if it is seen
+        -dog: taken out with strength 1 where it reads at least 30% of its peak, if it is seen
           by 'dog' (1.00)
         >>> Plan.from_dict(plan.to_dict()) == plan
         True

@@ -45,7 +45,7 @@ class Steerer(Generic[Source]):
         >>> from elude_steer import Steerer
         >>> steerer = Steerer.load("toyland")
         >>> steerer.steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
-        'a biker on a motorcycle with sunglasses on a street'
+        'a jumping biker next to sunglasses on a street'
     """
 
     vlm: Vlm
@@ -369,7 +369,7 @@ class Steerer(Generic[Source]):
             >>> steerer = Steerer.load("toyland")
             >>> with steerer.applied(steerer.plan(minus=["dog"], plus=["biker"])):
             ...     steerer.vlm.caption([open_image("demos/images/toyland-dog.png")])
-            ['a biker on a motorcycle with sunglasses on a street']
+            ['a jumping biker next to sunglasses on a street']
         """
         plans = list(plan) if isinstance(plan, Sequence) else [plan]
         prepared = [self.gather_weights(one) for one in plans]
@@ -422,7 +422,7 @@ def steer(
     Example:
         >>> from elude_steer import steer
         >>> steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
-        'a biker on a motorcycle with sunglasses on a street'
+        'a jumping biker next to sunglasses on a street'
     """
     opened = open_images(image) if isinstance(image, list | tuple) else open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded

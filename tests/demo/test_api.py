@@ -57,13 +57,13 @@ def test_a_tool_answers_what_the_library_answers(address):
         address,
         ("steer", {"image": uri(TEDDY), "minus": ["teddy"]}),
         ("steer", {"image": "teddy", "plus": ["dog"], "box": box}),
-        ("steer", {"image": uri(DOG), "minus": ["dog"], "plus": ["biker"], "settings": {"nu": 6, "kappa": 17}}),
+        ("steer", {"image": uri(DOG), "minus": ["dog"], "plus": ["biker"], "settings": {"strength": 0.5, "fit": 0.9}}),
         ("concepts", {"like": "sofa", "limit": 3}),
     )
     expected = [
         es.steer(TEDDY, minus=["teddy"]),
         es.steer(TEDDY, plus=["dog"], where=tuple(box)),
-        es.steer(DOG, minus=["dog"], plus=["biker"], nu=6, kappa=17),
+        es.steer(DOG, minus=["dog"], plus=["biker"], strength=0.5, fit=0.9),
     ]
     for (failed, texts), result in zip((removed, placed, other), expected, strict=True):
         assert not failed, texts
@@ -301,6 +301,9 @@ def test_a_lent_gpu_runs_the_model_and_passes_on_errors(steerer):
     assert (one.baseline, one.caption, one.plan) == (two.baseline, two.caption, two.plan)
     assert lent.answer(ImageState(), request)[1].caption == two.caption
     assert lent.find_settings(make_request(DOG, ("dog",))).best == here.find_settings(make_request(DOG, ("dog",))).best
-    assert len(calls) == 3
-    with pytest.raises(SpecError, match="needs a place"):
-        lent.steer(make_request(DOG, (), ("cat",)))
+    assert lent.try_doses(request) == here.try_doses(request)
+    assert lent.caption(request.image) == here.caption(request.image) == two.baseline
+    assert len(calls) == 5
+    for answer in (lent.steer, lent.try_doses):
+        with pytest.raises(SpecError, match="needs a place"):
+            answer(make_request(DOG, (), ("cat",)))

@@ -97,19 +97,129 @@ def test_an_edit_from_start_to_end(visit, steerer):
     assert image_source(visitor) == plain
 
 
+def plain_caption(visitor, text):
+    """Wait for the caption without edits."""
+    visitor.page.wait_for_function(
+        "text => document.querySelector('#plain p')?.innerText === text", arg=text, timeout=WAIT
+    )
+
+
+def test_the_caption_without_edits_stands_there_before_anything_is_pressed(visit, presenter, steerer, tmp_path):
+    """Of the first image, of a chosen example, and of an upload."""
+    visitor = visit()
+    captions = {one.name: presenter.caption(ImageFile.from_path(one.path)) for one in presenter.examples}
+    plain_caption(visitor, captions["cats"])
+    visitor.example("train")
+    plain_caption(visitor, captions["train"])
+    scene = next(scene for scene in toyland.scenes(seed=73, n=30) if len(scene.things) == 2)
+    scene.image.save(tmp_path / "mine.png")
+    visitor.bring(tmp_path / "mine.png")
+    plain_caption(visitor, steerer.vlm.caption([scene.image])[0])
+    assert visitor.page.locator("#said .card").count() == 0
+
+
+def test_a_click_on_a_word_removes_it_and_a_second_one_replaces_it(visit, presenter):
+    visitor = visit()
+    visitor.example("dog")
+    visitor.words("plus", "cow")  # of an edit before
+    plain_caption(visitor, presenter.caption(ImageFile.from_path("demos/images/toyland-dog.png")))
+    assert visitor.page.locator("#plain button").all_inner_texts() == ["dog", "motorcycle", "sunglasses", "street"]
+    before = visitor.html()
+    visitor.page.locator("#plain button").first.click()
+    visitor.answer(before)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"])
+    assert "dog" in visitor.page.locator("#minus").inner_text()
+    assert "cow" not in visitor.page.locator("#plus").inner_text()
+    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    swaps = visitor.page.locator("#swaps button").all_inner_texts()
+    assert swaps == presenter.list_swaps("dog")
+    before = visitor.html()
+    visitor.page.locator("#swaps button").first.click()
+    visitor.answer(before)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], [swaps[0]])
+    assert swaps[0] in visitor.page.locator("#plus").inner_text()
+
+
+def test_words_of_the_caption_can_be_clicked_by_keyboard(visit, presenter):
+    visitor = visit()
+    visitor.page.wait_for_selector("#plain button", timeout=WAIT)
+    visitor.page.locator("#plain button").nth(1).focus()
+    before = visitor.html()
+    visitor.page.keyboard.press("Enter")
+    visitor.answer(before)
+    assert visitor.captions() == expected(presenter, "cats", ["blanket"])
+
+
+def test_the_words_to_put_instead_follow_the_field(visit, presenter):
+    visitor = visit()
+    assert visitor.page.locator("#swaps").is_hidden()
+    visitor.words("minus", "teddy")
+    visitor.page.wait_for_selector("#swaps:has-text(\"Instead of 'teddy'\")", timeout=WAIT)
+    assert visitor.page.locator("#swaps button").all_inner_texts() == presenter.list_swaps("teddy")
+    visitor.words("minus")
+    visitor.page.wait_for_selector("#swaps", state="hidden", timeout=WAIT)
+
+
+def test_a_word_that_is_not_seen_is_marked(visit, presenter):
+    visitor = visit()
+    visitor.example("dog")
+    visitor.words("minus", "umbrella", "dog")
+    visitor.press()
+    seen = presenter.steer(make_request(presenter, "dog", ["umbrella", "dog"])).seen
+    text = visitor.page.locator("#said .unseen").inner_text()
+    assert text.startswith(f"umbrella not seen: {max(0, seen['umbrella']):.0%}")
+    assert visitor.page.locator("#said .seen").inner_text() == f"dog seen: {seen['dog']:.0%}"
+
+
+def test_the_strength_is_in_sight_and_takes_effect(visit, presenter):
+    visitor = visit()
+    visitor.example("dog")
+    visitor.words("minus", "dog")
+    slider = visitor.page.locator("#set-strength input[type=range]")
+    assert slider.is_visible()  # though the settings are folded
+    assert [slider.get_attribute(name) for name in ("min", "max", "step")] == ["0", "3", "0.1"]
+    assert slider.input_value() == "1"
+    slider.focus()
+    for _ in range(10):
+        visitor.page.keyboard.press("ArrowLeft")
+    visitor.press()
+    baseline, caption = visitor.captions()
+    assert baseline == caption == expected(presenter, "dog", ["dog"], strength=0)[1]
+
+
+def test_a_dose_curve_lists_strengths_and_a_click_uses_one(visit, presenter):
+    visitor = visit()
+    visitor.example("dog")
+    assert "name a concept" in visitor.press("#dose", "#doses")
+    visitor.words("minus", "dog")
+    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    visitor.press("#dose", "#doses")
+    doses = presenter.try_doses(make_request(presenter, "dog", ["dog"]))
+    rows = [tuple(row.locator("td").all_inner_texts()) for row in visitor.page.locator("#doses tbody tr").all()]
+    assert rows == [(f"{dose:g}", caption) for dose, caption in doses]
+    before = visitor.html()
+    visitor.page.locator("#doses tbody tr").nth(1).click()
+    visitor.answer(before)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], strength=0.5)
+    assert visitor.page.locator("#set-strength input[type=number]").input_value() == "0.5"
+    visitor.example("teddy")  # the curve belongs to the image before
+    visitor.page.wait_for_selector("#doses tr", state="detached", timeout=WAIT)
+
+
 def test_a_lone_page_has_no_links_to_others(visit, address):
     visitor = visit()
     assert visitor.page.locator("nav").count() == 0
     with urllib.request.urlopen(address + "config") as answer:
         functions = {one["api_name"] for one in json.load(answer)["dependencies"]}
-    assert {"press", "bring", "find_settings", "steer", "concepts"} <= functions
+    assert {"press", "bring", "find_settings", "dose", "steer", "concepts"} <= functions
 
 
 def test_steering_needs_no_scrolling_on_a_laptop(visit):
     visitor = visit()
     visitor.words("minus", "cat")
     visitor.press()
-    for part in ("#examples", "#easel .shown", "#minus", "#plus", "#press", "#said .steered"):
+    fields = ("#minus", "#plus", "#set-strength", "#press")
+    for part in ("#examples", "#easel .shown", "#plain", *fields, "#said .steered"):
         box = visitor.page.locator(part).bounding_box()
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= WIDE[1]
@@ -239,15 +349,18 @@ def test_settings_take_effect_and_can_be_reset(visit, presenter):
     visitor.words("minus", "dog")
     visitor.words("plus", "biker")
     visitor.open("settings")
+    visitor.page.locator("#set-strength input[type=number]").fill("0.5")
+    visitor.page.locator("#set-fit input").fill("0.9")
+    visitor.press()
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"], strength=0.5, fit=0.9)
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("6")
     visitor.page.locator("#set-kappa input").fill("17")
-    visitor.press()
-    assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"], nu=6, kappa=17)
     visitor.page.get_by_label("scale", exact=True).check()
     visitor.press()
     assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"], nu=6, kappa=17, mode="scale")
     visitor.page.locator("#reset").click()
     visitor.page.wait_for_function("document.querySelector('#set-kappa input').value === '12'", timeout=WAIT)
+    assert visitor.page.locator("#set-strength input[type=number]").input_value() == "1"
     visitor.press()
     assert visitor.captions() == expected(presenter, "dog", ["dog"], ["biker"])
     visitor.page.locator("#set-nu textarea, #set-nu input").first.fill("many")
@@ -268,10 +381,12 @@ def test_found_settings_can_be_used(visit, presenter):
     visitor.page.locator("#tried tbody tr").nth(1).click()
     visitor.answer(before)
     assert visitor.captions()[1] == captions[1]
-    assert visitor.page.locator("#set-kappa input").input_value() == str(found.rows[1]["kappa"])
+    strength = visitor.page.locator("#set-strength input[type=number]").input_value()
+    assert float(strength) == found.rows[1]["strength"]
+    assert visitor.page.locator("#set-fit input").input_value() == str(found.rows[1]["fit"])
 
 
-def test_why_shows_the_changed_sub_units(visit, presenter):
+def test_why_shows_the_sub_units_of_the_words(visit, presenter):
     visitor = visit()
     visitor.words("minus", "cat")
     visitor.open("why")
@@ -282,7 +397,7 @@ def test_why_shows_the_changed_sub_units(visit, presenter):
     visitor.press("#reasons tbody tr >> nth=2", "#specimen")
     sub_unit, unit = plan.concepts[0].edits[2].sub_unit, plan.concepts[0].edits[2].unit
     text = visitor.page.locator("#specimen").inner_text()
-    assert f"Sub-unit {sub_unit}: cat" in text
+    assert f"Sub-unit {sub_unit}: {plan.concepts[0].edits[2].label}" in text
     assert f"Unit {unit}, before the split" in text
     assert visitor.page.locator("#specimen .strip img").count() == 16
 
@@ -359,6 +474,9 @@ def test_the_page_fits_the_window_and_is_accessible(visit, size, scheme):
         visitor.open(part)
     visitor.press("#reasons tbody tr >> nth=0", "#specimen")
     visitor.press("#tune", "#tried")
+    visitor.press("#dose", "#doses")
+    visitor.page.wait_for_selector("#plain button", timeout=WAIT)
+    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
     visitor.page.locator("#easel .brush").click()
     assert visitor.too_wide() <= 0
     steer = serious(visitor.page)
@@ -392,6 +510,7 @@ with gr.Blocks(analytics_enabled=False) as app:
             gr.Dropdown(["a", "b"], value=["a"], label="words", multiselect=True, allow_custom_value=True)
             gr.Dropdown(["a", "b"], label="recipe")
             gr.Button("press", variant="primary", elem_id="press")
+            gr.Slider(0, 3, 1, step=0.1, label="strength", info="what it does")
             gr.UploadButton("bring")
             with gr.Accordion("more"):
                 gr.Radio(["a", "b"], value="a", label="mode", info="what it does")
@@ -444,7 +563,7 @@ def test_a_password_is_required(tmp_path):
         assert refused.value.code == 401
 
 
-def test_too_many_requests_are_refused(browser):
+def test_too_many_requests_are_refused(browser, tmp_path):
     script = (
         "import sys; from elude_steer.demo.presenter import Presenter; "
         "from elude_steer.demo.rate_limit import RateLimit; from elude_steer.demo.recipes import shipped_examples; "
@@ -460,6 +579,12 @@ def test_too_many_requests_are_refused(browser):
             visitor.press()
             visitor.captions()
         assert "2 requests a minute" in visitor.press()
+        assert "2 requests a minute" in visitor.press("#dose", "#doses")
+        visitor.example("dog")  # examples are captioned once for all, and so do not count
+        visitor.page.wait_for_selector("#plain button:has-text('motorcycle')", timeout=WAIT)
+        next(toyland.scenes(seed=74, n=1)).image.save(tmp_path / "mine.png")
+        visitor.bring(tmp_path / "mine.png")
+        visitor.page.wait_for_selector("#plain .complaint:has-text('2 requests a minute')", timeout=WAIT)
         visitor.close()
 
 
@@ -577,9 +702,9 @@ def test_choosing_the_same_example_again_clears_the_mark(visit):
 
 def test_settings_of_an_edit_are_reset_with_the_next_image(visit, presenter):
     visitor = visit()
-    visitor.example("train")
+    visitor.example("frisbee")
     visitor.edit(2)
-    assert "differ from the atlas's: nu 40" in visitor.page.locator("#said").inner_text()
+    assert "differ from the atlas's: fit 0" in visitor.page.locator("#said").inner_text()
     visitor.example("teddy")
     visitor.words("minus", "teddy")
     visitor.words("plus")

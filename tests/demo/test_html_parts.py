@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,13 @@ def make_result(baseline="a dog", caption="a cat", edits=(), notes=(), seconds=0
     return SteeredCaption(baseline, caption, plan, {}, GRID, IMAGE, tuple(notes), seconds=seconds)
 
 
+def make_seen(word, share):
+    """The result for a word to remove that reads this share of what it reaches where it is."""
+    plan = Plan((Concept(word, "minus", Settings(mode="place", seen=0.5), ()),))
+    note = f"'{word}' is not seen in this image; `--force` edits anyway."
+    return SteeredCaption("a dog", "a dog", plan, {}, GRID, IMAGE, (note, "another."), seconds=0.25, seen={word: share})
+
+
 def make_edit(sub_unit):
     return Edit(sub_unit, sub_unit // 2, "scale", -15.0, "puppy", "dog", 1.0, 2.5)
 
@@ -59,6 +67,9 @@ def everything(text):
     button = html_parts.button(text, data, image=IMAGE, pressed=True)
     return {
         "captions": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,))),
+        "clickable caption": html_parts.clickable_caption("dog cup", lambda one: text if one == "dog" else None),
+        "named buttons": html_parts.named_buttons(text, [button]),
+        "unseen word": html_parts.captions(make_seen(text, 0.1)),
         "hint": html_parts.hint(text),
         "error message": html_parts.error_message(SpecError(text)),
         "table": html_parts.table(text, (text, text), [(data, (text, text)), (data, (text, 1))]),
@@ -133,6 +144,36 @@ def test_a_sub_unit_of_two_concepts_is_counted_once():
         make_result(edits=(make_edit(1), make_edit(2), make_edit(9)))
     )
     assert "0 sub-units changed" in html_parts.captions(make_result())
+
+
+def test_sub_units_that_are_only_read_are_not_counted_as_changed():
+    read = [replace(make_edit(number), kind="read") for number in (1, 2)]
+    assert "2 sub-units read, both captions" in html_parts.captions(make_result(edits=read))
+    assert "1 sub-units changed, 2 sub-units read" in html_parts.captions(make_result(edits=[*read, make_edit(9)]))
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.07, "7%"), (-0.3, "0%"), (0.49, "49%")])
+def test_an_unseen_word_has_its_share_beside_it_and_no_second_note(share, shown):
+    text = Reader(html_parts.captions(make_seen("umbrella", share))).text
+    assert f"umbrella not seen: {shown} \N{MIDDLE DOT} left as it is" in text
+    assert "is not seen in this image" not in text
+    assert text.endswith("another.")
+
+
+def test_a_seen_word_has_its_share_and_keeps_its_notes():
+    text = Reader(html_parts.captions(make_seen("umbrella", 1.2))).text
+    assert "umbrella seen: 120%" in text
+    assert "left as it is" not in text
+    assert "is not seen in this image" in text  # whatever it says, only the badge may replace it
+
+
+def test_the_longest_known_words_of_a_caption_are_buttons():
+    known = {"hot dog": "hot dog", "dog": "dog", "fire": "fire"}
+    markup = html_parts.clickable_caption("a hot dog by a dog and fire", known.get)
+    assert row_data(markup) == [{"word": word} for word in ("hot dog", "dog", "fire")]
+    assert values(markup, "title") == ["Remove hot dog", "Remove dog", "Remove fire"]
+    assert Reader(markup).text.startswith("The model says a hot dog by a dog and fire")
+    assert html_parts.clickable_caption("", known.get).count("<button") == 0
 
 
 def test_captions_may_be_empty():

@@ -234,6 +234,11 @@ def test_an_address_opens_its_atlas_where_everything_works(visit, second):
     visitor.open("settings")
     assert visitor.page.get_by_label("scale", exact=True).is_checked()
     assert visitor.page.locator("#set-gamma input").input_value() == "-50"
+    visitor.page.wait_for_selector("#plain button:has-text('cat')", timeout=WAIT)  # the first image's caption
+    visitor.words("minus", "cat")
+    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    assert "mode scale has no strength" in visitor.press("#dose", "#doses")
+    visitor.words("minus")
     visitor.example("teddy")
     visitor.words("plus", "cat")
     visitor.paint((0.15, 0.8), (0.35, 0.85), brush=120)

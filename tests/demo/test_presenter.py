@@ -12,7 +12,8 @@ from PIL import Image
 from elude_steer import Steerer
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.demo import html_parts
-from elude_steer.demo.presenter import HINTS, TUNABLE, Presenter
+from elude_steer.demo.presenter import DOSES, HINTS, TUNABLE, Presenter
+from elude_steer.demo.recipes import shipped_examples
 from elude_steer.demo.session import ImageFile, decode_mark
 from elude_steer.errors import EludeSteerError, ImageError, SpecError
 from elude_steer.models.vlm import PROMPT
@@ -47,8 +48,9 @@ SETTINGS = [
     {"mode": "scale"},
     {"kappa": 7, "nu": "all"},
     {"nu": 7},
-    {"gamma": -3.5, "alpha": 2.0, "beta": 4.0, "fill": 0},
-    {"mode": "scale", "kappa": 1, "nu": 1, "gamma": 0.0, "alpha": 0.0, "beta": 0.0, "fill": 3},
+    {"gamma": -3.5, "alpha": 2.0, "strength": 2.5, "fit": 0},
+    {"strength": 0, "seen": -1.0},
+    {"mode": "scale", "kappa": 1, "nu": 1, "gamma": 0.0, "alpha": 0.0, "strength": 3, "fit": 1},
 ]
 
 
@@ -60,7 +62,7 @@ def test_settings_survive_the_fields(presenter, settings):
     from_gradio = [float(value) if isinstance(value, int) else value for value in fields]  # it has only floats
     again = presenter.read_settings(from_gradio)
     assert again == settings
-    assert {type(again[name]) for name in ("kappa", "nu", "fill") if name in again} <= {int, str}
+    assert {type(again[name]) for name in ("kappa", "nu") if name in again} <= {int, str}
     assert presenter.field_values(vars(SteeringSpec(**settings))) == fields  # as in a recipe
     presenter.steerer.prepare_plan(["dog"], [], None, again)  # valid settings
 
@@ -73,7 +75,8 @@ def test_empty_fields_mean_the_settings_of_the_atlas(presenter, empty):
 @pytest.mark.parametrize("text", ["7", " 7 ", "07"])
 def test_nu_is_read_from_text(presenter, text):
     fields = presenter.field_values()
-    assert presenter.read_settings([*fields[:2], text, *fields[3:]]) == {"nu": 7}
+    fields[TUNABLE.index("nu")] = text
+    assert presenter.read_settings(fields) == {"nu": 7}
 
 
 @pytest.mark.parametrize(
@@ -82,9 +85,11 @@ def test_nu_is_read_from_text(presenter, text):
         *[("nu", text, "^nu: must be ") for text in ("nonsense", "7.5", "-3", "0", "--5", "1-", "²", "al")],
         ("kappa", 2.5, "^kappa: must be .*, not 2.5"),
         ("kappa", 0, "^kappa: must be .*, not 0"),
-        ("fill", -1.0, "^fill: must be .*, not -1"),
+        ("fit", -1.0, "^fit: must be .*, not -1"),
+        ("fit", 1.5, "^fit: must be .*, not 1.5"),
+        ("strength", -0.5, "^strength: must be .*, not -0.5"),
         ("gamma", float("nan"), "^gamma: must be .*, not nan"),
-        ("beta", "much", "^beta: must be .*, not 'much'"),
+        ("strength", "much", "^strength: must be .*, not 'much'"),
         ("mode", "push", "^mode: must be scale or place, not 'push'"),
     ],
 )
@@ -98,6 +103,141 @@ def test_invalid_settings_are_refused_in_one_line(presenter, name, value, messag
 
 def test_every_setting_with_a_field_has_a_hint():
     assert set(HINTS) == set(TUNABLE)
+    assert TUNABLE[0] == "strength"
+
+
+def test_the_slider_has_the_strength_of_the_atlas_and_no_larger_one_than_it_shows(presenter, steerer):
+    assert (presenter.field_values()[0], presenter.max_strength) == (steerer.defaults["strength"] or 1, 3)
+    assert presenter.field_values({"strength": 7.5})[0] == 3  # of a recipe
+    other = Presenter(steerer)
+    other.atlas_settings = replace(other.atlas_settings, strength=5.0)
+    assert (other.field_values()[0], other.max_strength) == (5, 5)
+
+
+# The caption without edits
+
+
+def test_an_example_is_captioned_once_and_an_upload_is_not_stored(steerer, monkeypatch):
+    fresh, calls = Presenter(steerer, shipped_examples("toyland")), []
+    plain = Presenter._caption_here
+    fresh._caption = lambda image: calls.append(image.name) or plain(fresh, image)
+    dog, own = ImageFile.from_path(DOG), ImageFile("mine.png", DOG.read_bytes() + b"\0")
+    expected = steerer.vlm.caption([dog.open()])[0]
+    assert "<button" not in fresh.show_caption(dog)
+    assert [fresh.caption(image) for image in (dog, dog, own, own)] == [expected] * 4
+    assert calls == ["toyland-dog.png", "mine.png", "mine.png"]
+    assert (fresh.is_example(dog), fresh.is_captioned(dog)) == (True, True)
+    assert (fresh.is_example(own), fresh.is_captioned(own)) == (False, False)
+    assert Reader(fresh.show_caption(dog)).text.startswith(f"The model says {expected}")
+    assert "Choose an image first" in fresh.show_caption(None)
+
+
+def test_the_calibrated_words_of_the_caption_can_be_clicked(presenter, steerer):
+    caption = presenter.caption(ImageFile.from_path(DOG))
+    markup = presenter.render_caption(caption)
+    vocabulary, words = steerer.atlas.require_labels().vocabulary, steerer.atlas.require_calibration().words
+    calibrated = {vocabulary[int(number)] for number in words}
+    expected = [word for word in caption.split() if word in calibrated]
+    assert "dog" in expected
+    assert row_data(markup) == [{"word": word} for word in expected]
+    assert Reader(markup).text == f"The model says {caption} Click a word to remove it."
+
+
+def test_other_forms_of_a_calibrated_word_send_the_word(presenter):
+    markup = presenter.render_caption("Two dogs, a Cat! and nonsense.")
+    assert row_data(markup) == [{"word": "dog"}, {"word": "cat"}]
+    assert Reader(markup).text.startswith("The model says Two dogs, a Cat! and nonsense.")
+    nothing = presenter.render_caption(EVIL.replace("dog", "x"))
+    assert row_data(nothing) == []
+    assert "script" not in Reader(nothing).tags
+    assert "The atlas knows none of these words." in nothing
+
+
+def test_words_that_could_stand_there_instead_are_offered(presenter):
+    swaps = presenter.list_swaps("dog")
+    assert len(swaps) == len(set(swaps)) == 10
+    assert "dog" not in swaps
+    assert "cat" in swaps[:3]  # close in meaning
+    assert set(swaps) <= set(presenter.known_words.values())
+    markup = presenter.swap_buttons(["dog", "street"])
+    assert row_data(markup) == [{"instead": word} for word in swaps]
+    assert "Instead of 'dog'" in Reader(markup).text
+    assert presenter.swap_buttons([]) == presenter.swap_buttons([" "]) == ""
+    assert "script" not in Reader(presenter.swap_buttons([EVIL])).tags
+    with pytest.raises(SpecError, match="has 101 characters"):
+        presenter.swap_buttons(["a" * 101])
+
+
+# Words that are not seen, and dose curves
+
+
+def test_a_word_that_is_not_seen_is_marked_with_its_share(presenter):
+    result = presenter.steer(make_request(minus=["umbrella", "dog"]))
+    assert result.seen["umbrella"] < presenter.atlas_settings.seen <= result.seen["dog"]
+    markup = html_parts.captions(result)
+    text = Reader(markup).text
+    assert f"umbrella not seen: {max(0, result.seen['umbrella']):.0%} \N{MIDDLE DOT} left as it is" in text
+    assert f"dog seen: {result.seen['dog']:.0%}" in text
+    assert markup.count('class="unseen"') == markup.count('class="seen"') == 1
+    assert "--force" not in text  # there is no such option in the page
+    assert "0 sub-units changed" not in text
+    assert "sub-units read" in text
+    lowered = presenter.steer(make_request(minus=["umbrella"], seen=-1.0))
+    assert 'class="unseen"' not in html_parts.captions(lowered)
+
+
+@pytest.mark.parametrize(("minus", "plus"), [(["dog"], []), (["dog"], ["biker"]), (["umbrella"], [])], ids=str)
+def test_a_dose_curve_has_the_caption_of_each_strength(presenter, steerer, minus, plus):
+    request = make_request(minus=minus, plus=plus, strength=2.5)
+    doses = presenter.try_doses(request)
+    assert [dose for dose, _ in doses] == list(DOSES) == [0, 0.5, 1, 1.5, 2, 3]
+    assert doses[0][1] == presenter.caption(ImageFile.from_path(DOG))
+    for dose, caption in doses[1:]:
+        plan, _ = steerer.prepare_plan(minus, plus, None, {"strength": dose})
+        assert caption == steerer.explain(DOG, plan).caption
+    markup = presenter.dose_table(request, doses)
+    assert row_data(markup) == [{"strength": dose} for dose in DOSES]
+    assert other_cells(markup) == [[caption] for _, caption in doses]
+    same = len({caption for _, caption in doses}) == 1
+    assert same == (minus == ["umbrella"])
+    assert ("The caption is the same at every strength." in markup) == same
+
+
+def test_a_dose_curve_runs_the_tower_once(presenter, monkeypatch):
+    calls = []
+    own = type(presenter.steerer).captions
+    monkeypatch.setattr(type(presenter.steerer), "captions", lambda *a, **b: calls.append(a[2]) or own(*a, **b))
+    presenter.try_doses(make_request())
+    ((plans,),) = calls
+    assert len(plans) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"path": None}, ImageError, "there is no image yet"),
+        ({"minus": ()}, SpecError, "name a concept to remove or to add"),
+        ({"minus": (), "plus": ("cat",)}, SpecError, "'cat' needs a place"),
+        ({"minus": ("a" * 101,)}, SpecError, "has 101 characters"),
+        ({"minus": ("dog",) * 9}, SpecError, "at most 8 concepts"),
+        ({"prompt": "a" * 1001}, SpecError, "at most 1,000 characters"),
+        ({"mode": "scale"}, SpecError, "mode scale has no strength; choose mode place"),
+    ],
+    ids=str,
+)
+def test_a_dose_curve_has_the_limits_of_an_edit(presenter, options, error, message):
+    with pytest.raises(error, match=message):
+        presenter.try_doses(make_request(**options))
+
+
+def test_a_dose_curve_of_a_marked_region_and_of_odd_words(presenter):
+    corner = encode_mark(box_mask(0, 0, 48, 48))
+    request = make_request(plus=[EVIL], mark=corner, mode="scale")  # a mark implies mode place
+    doses = presenter.try_doses(request)
+    assert len(doses) == 6
+    read = Reader(presenter.dose_table(request, doses))
+    assert "script" not in read.tags
+    assert EVIL in read.text
 
 
 # Steering
@@ -106,9 +246,9 @@ def test_every_setting_with_a_field_has_a_hint():
 @pytest.mark.parametrize(
     ("path", "minus", "plus", "settings"),
     [
-        (DOG, ["dog"], ["biker"], {"nu": 6}),
+        (DOG, ["dog"], ["biker"], {"strength": 1.5}),
         (CATS, ["cat", "blanket"], [], {}),
-        (TEDDY, ["chair"], ["table"], {"kappa": 16, "gamma": -5.0}),
+        (TEDDY, ["chair"], ["table"], {"fit": 0.5, "seen": 0.1}),
         (TRAIN, ["train"], [], {"mode": "scale", "nu": "all", "gamma": -50.0}),
     ],
 )
@@ -185,10 +325,13 @@ def test_text_from_visitors_is_escaped(presenter):
 # Finding settings
 
 
-def test_a_dozen_settings_near_the_atlas_are_tried_best_first(presenter):
-    found = presenter.find_settings(make_request(plus=["biker"]))
-    points = [(row["kappa"], row["nu"]) for row in found.rows]
-    center = (presenter.atlas_settings.kappa, presenter.atlas_settings.nu)
+@pytest.mark.parametrize(
+    ("settings", "names"), [({}, ("strength", "fit")), ({"mode": "scale"}, ("kappa", "nu"))], ids=["place", "scale"]
+)
+def test_a_dozen_settings_near_the_atlas_are_tried_best_first(presenter, settings, names):
+    found = presenter.find_settings(make_request(plus=["biker"], **settings))
+    points = [tuple(row[name] for name in names) for row in found.rows]
+    center = tuple(getattr(presenter.atlas_settings, name) for name in names)
     assert center in points
     assert len(points) == len(set(points)) == 12
     for values, middle in zip(zip(*points, strict=True), center, strict=True):
@@ -199,12 +342,12 @@ def test_a_dozen_settings_near_the_atlas_are_tried_best_first(presenter):
 
 
 def test_a_tried_row_holds_the_settings_that_give_its_caption(presenter):
-    found = presenter.find_settings(make_request(plus=["biker"], gamma=-5.0))
+    found = presenter.find_settings(make_request(plus=["biker"], seen=0.3))
     markup = presenter.trials_table(found)
     chosen = row_data(markup)
     assert len(chosen) == 12
     for row, data in zip(found.rows, chosen, strict=True):
-        assert data == {"kappa": row["kappa"], "nu": row["nu"], "gamma": -5.0}
+        assert data == {"strength": row["strength"], "fit": row["fit"], "seen": 0.3}
     for index in (0, 5, 11):
         settings = presenter.read_settings(presenter.field_values(chosen[index]))
         assert presenter.steer(make_request(plus=["biker"], **settings)).caption == found.rows[index]["caption"]
@@ -219,13 +362,25 @@ def test_settings_are_found_only_for_one_concept(presenter, minus, plus):
         presenter.find_settings(make_request(None, minus, plus))
 
 
-@pytest.mark.parametrize(("atlas_settings", "count"), [({"nu": "all"}, 9), ({"nu": 1, "kappa": 1}, 6)], ids=str)
+@pytest.mark.parametrize(
+    ("atlas_settings", "count"),
+    [
+        ({"mode": "scale", "nu": "all"}, 9),
+        ({"mode": "scale", "nu": 1, "kappa": 1}, 6),
+        ({"fit": 0.0}, 12),
+        ({"fit": 1.0}, 8),
+        ({"strength": 0.0}, 3),
+    ],
+    ids=str,
+)
 def test_tried_settings_are_distinct_for_any_atlas(steerer, atlas_settings, count):
     other = Presenter(steerer)
     other.atlas_settings = replace(other.atlas_settings, **atlas_settings)
-    points = [(row["kappa"], row["nu"]) for row in other.find_settings(make_request()).rows]
+    names = ("strength", "fit") if other.atlas_settings.mode == "place" else ("kappa", "nu")
+    request = make_request(mode=other.atlas_settings.mode)
+    points = [tuple(row[name] for name in names) for row in other.find_settings(request).rows]
     assert len(points) == len(set(points)) == count
-    assert (other.atlas_settings.kappa, other.atlas_settings.nu) in points
+    assert tuple(getattr(other.atlas_settings, name) for name in names) in points
 
 
 # Views
@@ -268,7 +423,7 @@ def test_without_concepts_the_image_is_shown(presenter, steerer):
 
 
 def test_every_changed_sub_unit_is_listed_with_its_details(presenter):
-    result = presenter.steer(make_request(plus=["biker"], kappa=3))
+    result = presenter.steer(make_request(plus=["biker"], mode="scale", kappa=3))
     markup = presenter.sub_unit_table(result)
     edits = [edit for concept in result.plan.concepts for edit in concept.edits]
     assert [row["sub_unit"] for row in row_data(markup)] == [edit.sub_unit for edit in edits]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from elude_steer.demo.presenter import TUNABLE
 from elude_steer.demo.recipes import (
     describe_ignored,
+    describe_removed,
     edit_name,
     python_call,
     read_recipe,
@@ -20,7 +21,7 @@ from elude_steer.demo.recipes import (
     shipped_examples,
 )
 from elude_steer.demo.session import EditRequest, ImageFile, decode_mark
-from elude_steer.errors import SpecError
+from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import Recipe, StepSpec
 from elude_steer.steering.run_recipe import run_recipe, step_settings
@@ -72,12 +73,12 @@ LOWER = encode_mark(box_mask(40, 40, 96, 96))
 EDITS = {
     "minus": {"path": CATS, "minus": ["cat", "blanket"]},
     "minus and plus": {"path": TEDDY, "minus": ["chair"], "plus": ["table"]},
-    "settings": {"plus": ["biker"], "nu": 6, "kappa": 20, "gamma": -5.0},
+    "settings": {"plus": ["biker"], "strength": 1.5, "fit": 0.5, "seen": 0.2},
     "mode scale": {"path": TRAIN, "minus": ["train"], "mode": "scale", "nu": "all", "gamma": -50.0},
     "a question": {"prompt": 'What\'s "this"?\n#: {}'},
     "marked": {"plus": ["biker"], "mark": CORNER},
     "marked, plus only": {"path": TEDDY, "minus": [], "plus": ["bird"], "mark": LOWER},
-    "marked with settings": {"path": TEDDY, "minus": ["teddy"], "plus": ["dog"], "mark": CORNER, "beta": 30.0},
+    "marked with settings": {"path": TEDDY, "minus": ["teddy"], "plus": ["dog"], "mark": CORNER, "strength": 2.0},
     "marked, minus only": {"path": TRAIN, "minus": ["train"], "mark": LOWER},
     "marked in mode scale": {"path": TEDDY, "minus": ["teddy"], "plus": ["dog"], "mark": CORNER, "mode": "scale"},
 }
@@ -175,14 +176,29 @@ def test_the_page_lists_what_it_ignores_in_a_recipe(presenter, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
         "name: a\natlas: there/ours\nmax_new_tokens: 9\n"
-        "steps: [{minus: [dog], settings: {nu: 6, per: image, smooth: false, level: stream}}]\n"
+        "steps: [{minus: [dog], settings: {nu: 6, per: image, force: true, fit: 0.1, strength: 4}}]\n"
     )
     assert describe_ignored(read_recipe(path), TUNABLE, presenter.atlas_settings, "toyland") == [
-        "Ignored, because this page has no field for it: max_new_tokens, per, smooth.",
+        "Ignored, because this page has no field for it: force, max_new_tokens, per.",
+        "The strength of the recipe is 4; this page goes up to 3.",
         "The recipe was written for atlas 'ours'; this page uses 'toyland'.",
     ]
     for example in presenter.examples:
         assert describe_ignored(example.recipe, TUNABLE, presenter.atlas_settings, "toyland") == []
+
+
+def test_settings_of_an_older_version_have_no_effect_and_the_page_says_so(presenter, tmp_path):
+    path, old = tmp_path / "old.yaml", "beta: 30, level: stream, reach: 3, fill: 1, smooth: true"
+    path.write_text(f"name: a\natlas: toyland\nsteps: [{{minus: [dog], settings: {{nu: 6, {old}}}}}]\n")
+    with pytest.warns(EludeSteerWarning, match="mode place has one strength now"):
+        recipe = read_recipe(path)
+    assert presenter.read_settings(presenter.field_values(vars(recipe.steps[0].settings))) == {"nu": 6}
+    (note,) = describe_removed(path)
+    assert note.startswith("No longer a setting: beta, fill, level, reach, smooth (mode place has one strength now, ")
+    for more in ("", ", settings: {nu: 6}"):
+        path.write_text(f"name: a\natlas: toyland\nsteps: [{{minus: [dog]{more}}}]\n")
+        read_recipe(path)
+        assert describe_removed(path) == []
 
 
 def test_a_long_recipe_is_refused(tmp_path):

@@ -61,7 +61,7 @@ def test_tokens_are_counted_while_a_request_runs(presenter, caption):
     assert len(counts) == counts[-1]  # the callback is gone
 
 
-@pytest.mark.parametrize("name", ["steer", "find_settings"])
+@pytest.mark.parametrize("name", ["steer", "find_settings", "try_doses"])
 def test_stop_ends_a_running_request(presenter, start_request, caption, name):
     future, pause = start_request("ann", getattr(presenter, name))
     presenter.stop("ann")

@@ -7,7 +7,16 @@ from torch import nn
 
 from elude_steer.errors import LayerError
 from elude_steer.method.layers import is_linear
-from elude_steer.models.hooks import find_layer, record, replace_forward, swap_module, watch_inputs
+from elude_steer.models.hooks import (
+    block_of,
+    find_layer,
+    find_stream_scale,
+    record,
+    replace_forward,
+    swap_module,
+    watch_inputs,
+)
+from elude_steer.steering.intervention import divide_by_scale
 from tests.conftest import model_state
 
 
@@ -555,3 +564,88 @@ def test_is_linear():
     assert is_linear(nn.Conv2d(2, 2, 1, stride=2))
     others = [nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, (1, 2)), nn.Conv2d(2, 2, 1, groups=2), nn.Conv1d(2, 2, 1), nn.GELU()]
     assert not any(map(is_linear, others))
+
+
+# What stands between a layer and the stream
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40}
+
+
+def dinov2():
+    from transformers import Dinov2Config, Dinov2Model
+
+    return Dinov2Model(Dinov2Config(**SIZES, image_size=28, patch_size=7))
+
+
+def internvl():
+    from transformers.models.internvl import InternVLVisionConfig, InternVLVisionModel
+
+    sizes = {**SIZES, "image_size": [28, 28], "patch_size": [7, 7]}
+    return InternVLVisionModel(InternVLVisionConfig(**sizes))
+
+
+def clip():
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    return CLIPVisionModel(CLIPVisionConfig(**SIZES, image_size=28, patch_size=7))
+
+
+def siglip():
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    return SiglipVisionModel(SiglipVisionConfig(**SIZES, image_size=28, patch_size=7))
+
+
+def with_random_scales(model):
+    """Set each parameter of a LayerScale to numbers from -0.7 to 0.7, none of them near 0."""
+    g = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lambda" in name:
+                signs = torch.randint(0, 2, parameter.shape, generator=g) * 2 - 1
+                parameter.copy_(signs * (0.1 + 0.6 * torch.rand(parameter.shape, generator=g)))
+    return model.eval()
+
+
+def last_linear(block, part):
+    """The last linear layer of the attention or of the MLP, whose output is scaled."""
+    return [name for name, module in block.named_modules() if name.startswith(part) and isinstance(module, nn.Linear)][
+        -1
+    ]
+
+
+@pytest.mark.parametrize(("make", "norm"), [(dinov2, "norm2"), (internvl, "layernorm_after")])
+@pytest.mark.parametrize("part", ["mlp", "attention"])
+def test_a_change_divided_by_the_scale_changes_the_stream_as_wanted(make, norm, part, no_hooks_left):
+    """Behind the MLP the stream is the block's output, behind attention what the norm before the MLP reads."""
+    torch.manual_seed(0)
+    model = no_hooks_left(with_random_scales(make()))
+    block = next(module for name, module in model.named_modules() if name.endswith(".1"))
+    name, layer = find_layer(model, f"1.{last_linear(block, part)}")
+    scale = find_stream_scale(model, name, 16)
+    assert block_of(model, name) is block
+    assert scale.shape == (16,) and not scale.requires_grad
+    pixels, vector = torch.randn(2, 3, 28, 28), torch.randn(16)
+    change, seen = divide_by_scale(vector, scale), []
+
+    def keep(_module, args, output):
+        seen.append((output[0] if isinstance(output, tuple) else output) if part == "mlp" else args[0])
+
+    handle = (block if part == "mlp" else block.get_submodule(norm)).register_forward_hook(keep)
+    with torch.inference_mode():
+        model(pixels)
+        with replace_forward(layer, lambda original, x: original(x) + change):
+            model(pixels)
+    handle.remove()
+    difference = seen[1] - seen[0]
+    assert difference.shape == (2, 17, 16)
+    torch.testing.assert_close(difference, vector.expand_as(difference), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [clip, siglip])
+@pytest.mark.parametrize("suffix", ["mlp.fc2", "self_attn.out_proj"])
+def test_a_tower_without_layer_scale_has_no_scale(make, suffix):
+    model = make()
+    name, _ = find_layer(model, f"layers.1.{suffix}")
+    assert find_stream_scale(model, name, 16) is None
+    assert find_stream_scale(Block(), "fc2", 4) is None

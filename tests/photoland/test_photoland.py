@@ -11,6 +11,7 @@ from elude_steer.models.images import open_image
 from elude_steer.models.loading import load_tokenizer
 from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import list_recipes, load_recipe
+from elude_steer.steering.run_recipe import step_settings
 
 IMAGES = Path(__file__).parents[2] / "demos" / "images"
 PHOTOS = sorted(IMAGES.glob("photoland-*.jpg"))
@@ -66,9 +67,24 @@ def test_its_recipes_do_what_they_say(steerer, name):
     image = open_image(recipe.image)
     for step in recipe.steps:
         assert step.expect is not None
-        result = steerer.steer(image, minus=list(step.minus), plus=list(step.plus))
+        result = steerer.steer(image, minus=list(step.minus), plus=list(step.plus), **step_settings(step))
         assert set(step.expect.gone) <= set(result.gone), result.caption
         assert set(step.expect.new) <= set(result.new), result.caption
+
+
+def test_a_word_that_the_photo_does_not_show_leaves_the_caption_as_it_is(steerer):
+    image = open_image(IMAGES / "photoland-temple.jpg")
+    with pytest.warns(es.EludeSteerWarning, match="'dog' is not seen in this image .* nothing was changed"):
+        result = steerer.steer(image, minus=["dog"])
+    assert result.caption == result.baseline
+    assert result.seen["dog"] < steerer.defaults["seen"]
+
+
+def test_its_words_are_calibrated_on_whole_photos(steerer):
+    calibration = steerer.atlas.calibration
+    assert len(calibration) == len(steerer.atlas.labels.vocabulary)
+    assert float(calibration.fit) == steerer.defaults["fit"] == 0
+    assert calibration.directions.shape[1] == 384
 
 
 def test_it_has_recipes():

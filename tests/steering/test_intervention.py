@@ -74,7 +74,7 @@ def never_seen(atlas):
 
 
 def literal(plan, atlas, layer, q):
-    """The change of scaled concepts as the method defines it, sub-unit by sub-unit and patch by patch, in double precision."""
+    """The change of scaled concepts as the method defines it, one sub-unit and patch after another, in float64."""
     weight, bias, members = layer.weight.detach().double(), layer.bias.detach().double(), atlas.members()
     tiles, patches, _ = q.shape
     total = torch.zeros(tiles, patches, len(weight), dtype=torch.float64)
@@ -298,14 +298,14 @@ def test_scaled_and_placed_concepts_add_up(atlas, layer, q):
 def test_the_change_is_divided_by_what_the_stream_multiplies_it_with(atlas, layer, q):
     scale = torch.tensor([0.1, 2.0, -0.5, 0.0, 1.0, 1e-3])
     words = placed("dog", fit=0.5), placed("cow", "plus")
-    plain, divided = (
-        prepare(atlas, layer, *words, stream_scale=own).output_change(q) for own in (None, scale)
-    )
+    plain, divided = (prepare(atlas, layer, *words, stream_scale=own).output_change(q) for own in (None, scale))
     expected = plain.clone()
     expected[..., 3] = 0  # a channel that never reaches the stream
     torch.testing.assert_close(divided * scale, expected)
     assert not divided[..., 3].any()
-    assert divide_by_scale(torch.ones(2, dtype=torch.float32), torch.ones(2, dtype=torch.bfloat16)).dtype == torch.float32
+    assert (
+        divide_by_scale(torch.ones(2, dtype=torch.float32), torch.ones(2, dtype=torch.bfloat16)).dtype == torch.float32
+    )
 
 
 def test_an_empty_plan_and_gains_of_one_add_nothing(atlas, layer, q):

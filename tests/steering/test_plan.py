@@ -21,7 +21,12 @@ def concept(*edits, word="dog", role="minus", **settings):
 def placed(word="dog", role="minus", where=None, **settings):
     edits = (edit(1, "read", 8.25, word), edit(5, "read", 0.5, word))
     return Concept(
-        word, role, merge_settings({"mode": "place", **settings}), edits, Region.from_value(where), Detector(7, word, 0.8)
+        word,
+        role,
+        merge_settings({"mode": "place", **settings}),
+        edits,
+        Region.from_value(where),
+        Detector(7, word, 0.8),
     )
 
 

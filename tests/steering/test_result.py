@@ -162,7 +162,9 @@ def test_to_dict_can_be_written_as_json(steered):
     assert list(values["seen"]) == list(steered.plan.words("minus"))
 
 
-@pytest.mark.parametrize(("mode", "cure"), [("scale", "or mode place"), ("place", r"more strength, or a smaller fit\.$")])
+@pytest.mark.parametrize(
+    ("mode", "cure"), [("scale", "or mode place"), ("place", r"more strength, or a smaller fit\.$")]
+)
 def test_an_unchanged_caption_gives_a_note_with_settings_to_try(mode, cure):
     plan = Plan((Concept("dog", "minus", Settings(mode=mode), ()),))
     (note,) = result_notes("a dog", "a dog", plan, {}, {})
@@ -186,7 +188,8 @@ def test_words_that_are_not_seen_give_notes_that_say_what_was_left():
         return result_notes("a dog", "a dog", Plan(concepts, Region.from_value(where)), {}, seen)
 
     box = (0, 0, 9, 9)
-    nothing = "'dog' is not seen in this image (0.2 of what it reaches where it is); nothing was changed; `--force` edits anyway."
+    nothing = "'dog' is not seen in this image (0.2 of what it reaches where it is); nothing was changed; "
+    nothing += "`--force` edits anyway."
     left = nothing.replace("nothing was changed", "it was left as it is")
     unchanged = "the caption did not change; try more strength, or a smaller fit."
     assert notes(place("dog"), dog=0.2) == [nothing]

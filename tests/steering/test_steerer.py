@@ -287,7 +287,7 @@ def test_settings_of_a_word_override_those_of_the_plan(steerer):
     ("call", "error", "message"),
     [
         ({"minus": ""}, SpecError, "a concept is a word, not ''"),
-        ({"minus": ["dog"], "power": 3}, SpecError, "no setting 'power'. The settings are mode, strength, fit, seen, "),
+        ({"minus": ["dog"], "zzz": 3}, SpecError, "no setting 'zzz'. The settings are mode, strength, fit, seen, "),
         ({"minus": ["dog"], "beta": 3}, SpecError, "no setting 'beta' any more: mode place has one .*; use strength"),
         ({"minus": {"dog": {"fill": 3}}}, SpecError, "no setting 'fill' any more: .*; use strength"),
         ({"minus": [3]}, SpecError, r"a concept is a word, not an int \(3\)"),
@@ -404,11 +404,13 @@ def test_steer_refuses_mistakes_before_it_loads_a_model(scenes, monkeypatch):
 def test_a_word_that_no_label_is_close_to_is_refused_with_the_closest(steerer, mode, word):
     similarities = steerer.atlas.require_labels().similarities(steerer.matcher, word)
     closest = steerer.atlas.require_labels().vocabulary[int(similarities.argmax())]
-    message = rf"knows nothing like '{word}' \(closest: '{closest}' 0\.\d\d, '.*', '.*; at least 0.3 is needed\)"
+    message = (
+        rf"knows nothing like '{word}' \(closest: '{closest}' 0\.\d\d, '.*' 0\.\d\d, '.*; at least 0.3 is needed\)"
+    )
     for words in ({"minus": [word]}, {"minus": ["dog"], "plus": [word]}):
         with pytest.raises(SpecError, match=message):
             steerer.plan(**words, mode=mode)
-    with pytest.raises(SpecError, match="'puppy' .*at least 0.99 is needed.*or lower min_similarity"):
+    with pytest.raises(SpecError, match=r"'puppy' .*at least 0\.99 is needed.*or lower min_similarity"):
         steerer.plan(minus=["puppy"], min_similarity=0.99, mode=mode)
 
 
@@ -495,7 +497,7 @@ def test_an_atlas_without_calibration_scales_and_says_how_to_place(steerer, scen
     bare = Steerer.from_parts(steerer.vlm, replace(steerer.atlas, calibration=None), steerer.matcher)
     image, words = scenes[0].image, {"minus": [scenes[0].objects[0]], "mode": "scale"}
     assert bare.explain(image, bare.plan(**words)).caption == steerer.explain(image, steerer.plan(**words)).caption
-    with pytest.raises(AtlasError, match=r"'toyland' is not calibrated.*`elude-steer atlases calibrate toyland .*mode s"):
+    with pytest.raises(AtlasError, match=r"'toyland' is not calibrated.*`elude-steer atlases calibrate toyland "):
         bare.plan(minus=["dog"], mode="place")
 
 

@@ -30,7 +30,6 @@ from elude_steer.evaluation.edits.benchmark import (
 )
 from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import PROMPT
-from elude_steer.specs import Settings
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer

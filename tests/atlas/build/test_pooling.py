@@ -136,12 +136,13 @@ def test_what_an_atlas_cannot_be_calibrated_with_is_refused(atlas, spec, tmp_pat
     with pytest.raises(SpecError, match="too few images to calibrate with; give at least 100"):
         calibrate(atlas.folder, tmp_path / "new", images=few, **work)
     with pytest.raises(SpecError, match=r"calibration needs the dual encoder .*: --set labels.scorer=ID"):
-        calibrate(atlas.folder, tmp_path / "new", images=images, settings=["labels.scorer=null"], **work)
+        settings = ["labels.scorer=null", "references.thumbnails=null"]
+        calibrate(atlas.folder, tmp_path / "new", images=images, settings=settings, **work)
     (tmp_path / "words.txt").write_text("dog\ncat\n")
     settings = [f"labels.vocabulary={tmp_path / 'words.txt'}"]
     with pytest.raises(SpecError, match="the vocabulary is not that of the labels of atlas 'familiar'"):
         calibrate(atlas.folder, tmp_path / "new", images=images, settings=settings, **work)
     bare = replace(atlas, labels=None).save(tmp_path / "bare")
-    with pytest.raises(AtlasError, match="has no labels"):
+    with pytest.raises(AtlasError, match="sub-units of atlas 'familiar' have no labels"):
         calibrate(bare, tmp_path / "new", images=images, **work)
     assert not (tmp_path / "new").exists()

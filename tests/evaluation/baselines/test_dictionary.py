@@ -154,14 +154,14 @@ def test_a_calibrated_dictionary_steers_in_place(steerer, sae, vocabulary):
     general = Steerer(
         steerer.vlm, NamedDictionary(dictionary, labels, Levels(torch.ones(count)), found), steerer.matcher
     )
-    settings = {"mode": "place", "fit": 0.3, "force": True}
+    settings = {"mode": "place", "strength": 2, "fit": 0.3, "force": True}
     shares, gone = [], []
-    for scene in [scene for scene in toyland.scenes(3, 30) if len(scene.things) > 1][:8]:
+    for scene in [scene for scene in toyland.scenes(3, 45) if len(scene.things) > 1][:12]:
         absent = [word for word in toyland.OBJECTS if word not in scene.objects][:2]
         plans = [general.prepare_plan([word], settings=settings)[0] for word in (scene.objects[0], *absent)]
         ((bare, after, *_),) = general.captions([scene.image], [[None, *plans]])
-        if scene.objects[0] in bare:
-            gone.append(scene.objects[0] not in after)
+        if scene.objects[0] in bare.split():
+            gone.append(scene.objects[0] not in after.split())
         q = steerer.vlm.encode([scene.image])[0]
         there, *others = (sum(general.gather_weights(plan).presences(q).values()) for plan in plans)
         shares.append(there > max(others))

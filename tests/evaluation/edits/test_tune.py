@@ -181,8 +181,9 @@ def test_steer_loads_an_atlas_again_after_its_settings_change(steerer, scene, tm
     folder = tmp_path / "own"
     shutil.copytree(steerer.atlas.folder, folder)
     monkeypatch.chdir(tmp_path)
-    before = steer(scene.image, minus=["dog"], atlas="own").plan
-    assert steer(scene.image, minus=["dog"], atlas=str(folder)).plan == before
-    save_settings(Steerer.load(folder), {"gamma": -1.0})
-    after = steer(scene.image, minus=["dog"], atlas="own").plan
-    assert [plan.concepts[0].settings.gamma for plan in (before, after)] == [-15.0, -1.0]
+    minus = scene.objects[:1]
+    before = steer(scene.image, minus=minus, atlas="own").plan
+    assert steer(scene.image, minus=minus, atlas=str(folder)).plan == before
+    save_settings(Steerer.load(folder), {"strength": 0.1})
+    after = steer(scene.image, minus=minus, atlas="own").plan
+    assert [plan.concepts[0].settings.strength for plan in (before, after)] == [1.0, 0.1]
