@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from PIL import Image
 
@@ -19,19 +17,18 @@ from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.demo import html_parts
 from elude_steer.demo.recipes import SIGNS, Example, edit_name, python_call, recipe_text
+from elude_steer.demo.running import Decorator, StoppableRequests, run_on
 from elude_steer.demo.session import DISPLAY_SIDE, EditRequest, ImageFile, ImageState, check_length
-from elude_steer.errors import EludeSteerError, ImageError, SpecError, StoppedError
+from elude_steer.errors import ImageError, SpecError
 from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tune
 from elude_steer.models.images import MAX_PIXELS, open_image
-from elude_steer.models.vlm import PROMPT, report_tokens
+from elude_steer.models.vlm import PROMPT
 from elude_steer.specs import StepSpec, demo_hints
 from elude_steer.steering.result import SteeredCaption
 from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.plotting import data_uri, fit_within
 
-Q, T = TypeVar("Q"), TypeVar("T")
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 HINTS = demo_hints()  # a line for each setting that the page shows
 TUNABLE = tuple(HINTS)
 WORKERS = 2  # requests that run at a time
@@ -40,7 +37,7 @@ DOSES = (0, 0.5, 1, 1.5, 2, 3)  # strengths of a dose curve
 _SWAPS = 10  # words that are offered in the place of another
 
 
-class Presenter:
+class Presenter(StoppableRequests):
     """Answers the page's requests. It stores nothing about visitors except which request of theirs is running.
 
     Args:
@@ -63,12 +60,14 @@ class Presenter:
         name: str | None = None,
         workers: ThreadPoolExecutor | None = None,
     ) -> None:
+        # Heavy work runs in the same few threads: each thread that runs a model keeps its own memory afterwards.
+        super().__init__(workers or ThreadPoolExecutor(WORKERS))
         self.steerer, self.examples = steerer, tuple(examples)
         self.name = name or steerer.atlas.name
-        self._steer = self._steer_here if gpu is None else _run_on(gpu, self._steer_here)
-        self._find_settings = self._find_settings_here if gpu is None else _run_on(gpu, self._find_settings_here)
-        self._try_doses = self._try_doses_here if gpu is None else _run_on(gpu, self._try_doses_here)
-        self._caption = self._caption_here if gpu is None else _run_on(gpu, self._caption_here)
+        self._steer = self._steer_here if gpu is None else run_on(gpu, self._steer_here)
+        self._find_settings = self._find_settings_here if gpu is None else run_on(gpu, self._find_settings_here)
+        self._try_doses = self._try_doses_here if gpu is None else run_on(gpu, self._try_doses_here)
+        self._caption = self._caption_here if gpu is None else run_on(gpu, self._caption_here)
         self.max_pixels = 20_000_000 if public else MAX_PIXELS
         self.max_bytes = (5 if public else 50) * 2**20
         self.atlas = self.name if public else atlas_reference(steerer)
@@ -78,10 +77,7 @@ class Presenter:
         self.known_words = {word.casefold(): word for word in self._list_known_words()}
         self._example_files = {ImageFile.from_path(example.path) for example in self.examples}
         self._example_captions: dict[ImageFile, str] = {}
-        self._running: dict[str, _Request] = {}
         self._image_numbers = itertools.count(1)
-        # Heavy work runs in the same few threads: each thread that runs a model keeps its own memory afterwards.
-        self._workers = workers or ThreadPoolExecutor(WORKERS)
 
     # Running requests
 
@@ -92,39 +88,6 @@ class Presenter:
         self.result_view(self.steerer.explain(blank, plan, max_new_tokens=2))
         for example in self.examples:
             self.caption(ImageFile.from_path(example.path))
-
-    def run_in_worker(self, job: Callable[[], T]) -> T:
-        """Run heavy work in a worker thread and wait for its result."""
-        return self._workers.submit(copy_context().run, job).result()
-
-    @contextmanager
-    def stoppable(self, visitor: str, on_token: Callable[[int], object] = lambda count: None) -> Iterator[None]:
-        """Inside, the model can be stopped by `stop`. Entering stops the visitor's earlier request.
-
-        Args:
-            visitor: whose request it is.
-            on_token: called with the length of the answer after each generated token.
-        """
-        self.stop(visitor, "")
-        request = self._running[visitor] = _Request()
-
-        def check_and_report(count: int) -> None:
-            request.raise_if_stopped()
-            on_token(count)
-
-        try:
-            with report_tokens(check_and_report):
-                yield
-            request.raise_if_stopped()  # discard an answer that nobody waits for any more
-        finally:
-            if self._running.get(visitor) is request:
-                del self._running[visitor]
-
-    def stop(self, visitor: str, reason: str = "Stopped.") -> None:
-        """Stop the visitor's running request, if there is one; pass an empty reason if another request replaces it."""
-        request = self._running.get(visitor)
-        if request is not None:
-            request.stop_reason = reason
 
     # The settings fields
 
@@ -457,37 +420,6 @@ class Presenter:
             html_parts.button(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
         ]
         return html_parts.button_row("Edits to try", buttons)
-
-
-def _run_on(gpu: Decorator, method: Callable[[Q], T]) -> Callable[[Q], T]:
-    """A method on a borrowed GPU. Its errors travel as results: `spaces.GPU` passes on only the name of an error."""
-
-    def attempt(request: Q) -> T | EludeSteerError:
-        try:
-            return method(request)
-        except EludeSteerError as error:
-            return error
-
-    borrowed = gpu(attempt)
-
-    def call(request: Q) -> T:
-        result = borrowed(request)
-        if isinstance(result, EludeSteerError):
-            raise result
-        return cast(T, result)
-
-    return call
-
-
-@dataclass
-class _Request:
-    """A running request of a visitor."""
-
-    stop_reason: str | None = None  # None while it may go on
-
-    def raise_if_stopped(self) -> None:
-        if self.stop_reason is not None:
-            raise StoppedError(self.stop_reason)
 
 
 def _view(name: str, image: Image.Image) -> dict[str, str]:
