@@ -123,7 +123,7 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
 
     def upload_image(request: gr.Request, path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
         try:
-            new = presenter.run_in_worker(lambda: presenter.open_upload(path))
+            new = presenter.run_beside(lambda: presenter.open_upload(path))
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
         stop_all(request)

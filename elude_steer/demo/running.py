@@ -37,11 +37,16 @@ class StoppableRequests:
 
     def __init__(self, workers: ThreadPoolExecutor) -> None:
         self._workers = workers
+        self._opener = ThreadPoolExecutor(1)
         self._running: dict[str, _Request] = {}
 
     def run_in_worker(self, job: Callable[[], T]) -> T:
         """Run heavy work in a worker thread and wait for its result."""
         return self._workers.submit(copy_context().run, job).result()
+
+    def run_beside(self, job: Callable[[], T]) -> T:
+        """Run light work in a thread of its own, one job at a time, and wait for its result; the model may be busy."""
+        return self._opener.submit(copy_context().run, job).result()
 
     @contextmanager
     def stoppable(self, visitor: str, on_token: Callable[[int], object] = lambda count: None) -> Iterator[None]:

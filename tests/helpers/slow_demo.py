@@ -3,7 +3,7 @@
 import time
 
 from elude_steer.cli.entry_point import main
-from elude_steer.demo import presenter
+from elude_steer.demo import running
 from elude_steer.models.vlm import report_tokens
 
 PAUSE = 0.3  # seconds per token
@@ -18,5 +18,5 @@ def report_tokens_slowly(on_token):
 
 
 if __name__ == "__main__":
-    presenter.report_tokens = report_tokens_slowly
+    running.report_tokens = report_tokens_slowly
     main()
