@@ -32,7 +32,7 @@ NOTING = """
 import sys
 from elude_steer.demo.presenter import Presenter
 from elude_steer.cli.entry_point import main
-from elude_steer.demo import presenter
+from elude_steer.demo import running as requests
 from tests.helpers.slow_demo import report_tokens_slowly
 
 def stop(self, visitor, reason="Stopped.", stop=Presenter.stop):
@@ -52,7 +52,7 @@ def answer(self, *arguments, answer=Presenter.answer):
 
 notes, running = sys.argv.pop(1), []
 Presenter.stop, Presenter.answer = stop, answer
-presenter.report_tokens = report_tokens_slowly
+requests.report_tokens = report_tokens_slowly
 main()
 """
 
