@@ -41,7 +41,7 @@ class Calibration:
         bias: `(W,)`.
         levels: `(W, 2)` the readings of images without and with the word: means over their strongest patches, or
             over all if `fit` is 0.
-        directions: `(W, d_out)` float16, what a word adds to the residual stream.
+        directions: `(W, d_out)` what a word adds to the residual stream; float16, or float32 where that would overflow.
         fit: `()` the share of the highest reading that the patches of a region have; see `find_region`.
     """
 
@@ -124,7 +124,7 @@ def finish_calibration(
         scale.float(),
         (bias.double() / peak).float(),
         levels.float(),
-        directions.half(),
+        directions.half() if directions.abs().max() <= torch.finfo(torch.float16).max else directions.float(),
         torch.tensor(float(fit)),
     )
 

@@ -37,6 +37,8 @@ class _Fit:
         bias: `(W,)` of the detectors.
         presence: of the words in the images.
         images: `(N,)` the indices of the images.
+        step: every how many images are used.
+        folded: `(W, d_in)` and `(W,)` the detectors as functions of the layer's input.
     """
 
     words: torch.Tensor
@@ -44,6 +46,8 @@ class _Fit:
     bias: torch.Tensor
     presence: Presence
     images: torch.Tensor
+    step: int
+    folded: tuple[torch.Tensor, torch.Tensor]
 
 
 def add_calibration(
@@ -56,18 +60,17 @@ def add_calibration(
     fit = _fit_words(build, atlas, labelling, pooled, vectors)
     if fit is None:
         return atlas
-    step = build.image_step(build.spec.labels.images) * -(-len(fit.images) // spec.images)
-    folder = build.open_stage("calibration", pooled.key, vectors.key, step, spec.fit, fit.words.tolist())
+    texts = [labelling.vocabulary[word] for word in fit.words.tolist()]
+    causes = (texts, build.spec.labels.template, fit.step, spec.fit)
+    folder = build.open_stage("calibration", pooled.key, vectors.key, *causes)
     numbers = {int(index): row for row, index in enumerate(fit.images.tolist())}
-    weight, bias = sub_unit_parameters(build.weight.cpu(), build.bias.cpu(), atlas.members(), atlas.units)
     # The detectors are linear in the layer's input, so the sub-units need not be computed one by one.
-    detectors = (fit.weights @ weight.double()).float().to(build.tower.device)
-    offset = (fit.weights @ bias.double() + fit.bias).float().to(build.tower.device)
+    detectors, offset = (tensor.to(build.tower.device) for tensor in fit.folded)
 
     def work(group: int) -> None:
         sums = StreamSums.empty(len(fit.words), atlas.d_out)
         rows: dict[str, list[torch.Tensor]] = {"images": [], "strongest": [], "mean": []}
-        for number, batches in build.shards(step):
+        for number, batches in build.shards(fit.step):
             for batch in batches if number % _GROUPS == group else ():
                 if build.workers.stopped.is_set():
                     return
@@ -101,9 +104,12 @@ def _fit_words(
     inputs = torch.cat([shard["vectors"] for shard in shards]).double()  # (N, d_in)
     embedded = torch.cat([shard["vectors"] for shard in read_image_rows(vectors)])
     finite = inputs.isfinite().all(1)
-    images, inputs, embedded = images[finite], inputs[finite], embedded[finite]
-    if len(images) < MIN_IMAGES:
+    if finite.sum() < MIN_IMAGES:
         return None
+    part = -(-len(images) // max(MIN_IMAGES, build.spec.calibration.images))
+    step = part * build.image_step(build.spec.labels.images)
+    chosen = finite & (images % step == 0)
+    images, inputs, embedded = images[chosen], inputs[chosen], embedded[chosen]
     words = choose_words(atlas, len(labelling.vocabulary))
     template = build.spec.labels.template
     texts = labelling.encoder.embed_texts([template.replace("{}", labelling.vocabulary[word]) for word in words])
@@ -112,7 +118,8 @@ def _fit_words(
         presence = measure_presence(embedded.float() @ texts.float().T)
         means = inputs @ weight.double().T + bias.double()
         weights, offset = fit_detectors(means, presence)
-    return _Fit(torch.tensor(words), weights, offset, presence, images)
+        folded = (weights @ weight.double()).float(), (weights @ bias.double() + offset).float()
+    return _Fit(torch.tensor(words), weights, offset, presence, images, step, folded)
 
 
 def choose_words(atlas: Atlas, count: int) -> list[int]:
@@ -133,6 +140,8 @@ def _assemble(folder: StageFolder, fit: _Fit, share: float) -> Calibration | Non
     parts = [read_tensors(_group_path(folder, group)) for group in range(_GROUPS)]
     sums = StreamSums(*(torch.stack([part[name] for part in parts]).sum(0) for name in StreamSums.__dataclass_fields__))
     read = [part for part in parts if "images" in part]
+    if not read:
+        return None  # the stream of every image overflowed
     rows = torch.cat([part["images"] for part in read])
     order = rows.argsort()
     strongest, mean = (torch.cat([part[name] for part in read])[order] for name in ("strongest", "mean"))

@@ -155,3 +155,11 @@ def test_an_older_atlas_gets_the_calibration_that_a_build_would_have_written(sma
     assert (new.folder / FILE).read_bytes() == (small.folder / FILE).read_bytes()
     assert new.about["spec"] == small.about["spec"]  # without the keys of the older version
     assert new.fingerprint == small.fingerprint
+
+
+def test_what_was_measured_for_other_texts_is_not_used_again(small, tmp_path):
+    work = tmp_path / "work"
+    plain = calibrate(small.folder, tmp_path / "plain", work=work, quiet=True)
+    template = ["labels.template=a drawing of a {}"]
+    other = calibrate(small.folder, tmp_path / "other", settings=template, work=work, quiet=True)
+    assert not torch.equal(plain.calibration.directions, other.calibration.directions)

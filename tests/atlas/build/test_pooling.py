@@ -112,7 +112,7 @@ def test_calibration_does_not_depend_on_interruptions(atlas, spec, tmp_path, mon
 
 
 def test_a_part_of_the_images_is_enough(atlas, spec, tmp_path):
-    """With more images than `calibration.images`, the others are left out of the second pass."""
+    """With more images than `calibration.images`, the others are left out."""
     work = {"images": spec.parent / "images", "work": tmp_path / "work", "quiet": True}
     part = calibrate(atlas.folder, tmp_path / "part", settings=["calibration.images=100"], **work)
     assert part.about["spec"]["calibration"]["images"] == 100
