@@ -1,11 +1,12 @@
-"""Whether a concept is in a scene, and where: sub-units beside raw units, a random split and the dual encoder.
+"""Whether a concept is in a scene, and where: sub-units beside other latents and the dual encoder.
 
     python demos/benchmarks/detectors.py --work FOLDER --json demos/results/detectors.json
 
 All detectors are fitted in the same way to the same scenes (those of the shipped atlas) and measured on other ones:
 the area under the curve over scenes with and without each concept, and the mean intersection over union of the region
 and the patches that show the concept. `all` fits weights to all latents, as an atlas does; `12` and `1` take the mean
-of the 12 latents, or the single one, that go best with a word. The dual encoder says nothing about patches.
+of the 12 latents, or the single one, that go best with a word. The dual encoder says nothing about patches. Areas of
+every word are in the JSON file. `python -m demos.photoland.detectors` does the same on photographs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sklearn.metrics import roc_auc_score
 from elude_steer import toyland
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.evaluation.baselines.dictionary import Dictionary
+from elude_steer.evaluation.baselines.sae import SaeSpec, from_sae, train_sae, try_settings
 from elude_steer.evaluation.baselines.splits import from_atlas, from_members, raw_units
 from elude_steer.evaluation.compare.labelling import Vocabulary
 from elude_steer.evaluation.compare.scene_activations import SceneActivations
@@ -31,6 +34,7 @@ from elude_steer.method.splitting import random_memberships
 from elude_steer.models.vlm import Vlm
 
 FIT_SEED, SEED = 31, 7301  # scenes of the shipped atlas; fresh ones
+TOKENS = 20  # of each scene, that an autoencoder learns from
 WORDS = (*toyland.OBJECTS, *toyland.PLACES)
 
 
@@ -44,6 +48,24 @@ def dictionaries(vlm: Vlm, atlas: Atlas) -> dict[str, Dictionary]:
         "raw units": raw_units("raw units", vlm.layer),
         "random split": from_members("random split", vlm.layer, torch.cat(members), units),
     }
+
+
+def top_k_autoencoder(vlm: Vlm, atlas: Atlas, fitted: SceneActivations) -> Dictionary:
+    """A TopK autoencoder of the layer's outputs, with as many latents as there are sub-units."""
+    rng = np.random.default_rng(42)
+    chosen = [q[rng.choice(len(q), min(TOKENS, len(q)), replace=False)] for q in fitted.layer_inputs()]
+    outputs = vlm.layer(torch.cat(chosen)).clone()
+    spec = SaeSpec("topk", len(atlas), epochs=12, batch_size=1024, seed=42)
+    with torch.inference_mode(mode=False):
+        tokens = outputs.clone()
+        sae = train_sae(replace(spec, **try_settings(spec, tokens, (5e-4, 2e-3, 5e-3))), tokens)
+    return from_sae("TopK SAE", sae, vlm.layer)
+
+
+def detector_kinds(means: torch.Tensor, presence: Presence) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Detectors of all latents, of the 12 that go best with a word, and of the single best one."""
+    few = {str(count): best_latents(means, presence, count) for count in (12, 1)}
+    return {"all": fit_detectors(means, presence), **few}
 
 
 def best_latents(means: torch.Tensor, presence: Presence, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,9 +86,8 @@ def measure(
     """The areas under the curve and the intersections over union of a dictionary's detectors."""
     presence = measure_presence(torch.from_numpy(np.array(fitted.vectors)).float() @ words.T)
     means = torch.stack([dictionary.read(q).mean(0) for q in fitted.layer_inputs()]).double()
-    kinds = {"all": fit_detectors(means, presence), **{str(n): best_latents(means, presence, n) for n in (12, 1)}}
     found: dict[str, Any] = {}
-    for name, (weights, bias) in kinds.items():
+    for name, (weights, bias) in detector_kinds(means, presence).items():
         scores, overlaps = [], []
         for q, shown in zip(held_out.layer_inputs(), held_out.shown_by_image(), strict=True):
             readings = dictionary.read(q) @ weights.float().T + bias.float()
@@ -76,19 +97,22 @@ def measure(
                 there = shown == word
                 if there.any():
                     overlaps.append((region[:, number] & there).sum() / (region[:, number] | there).sum())
-        found[name] = {"auc": area(torch.stack(scores).numpy(), held_out), "iou": float(np.mean(overlaps))}
+        found[name] = {**areas(torch.stack(scores).numpy(), held_out), "iou": float(np.mean(overlaps))}
     return found
 
 
-def area(scores: np.ndarray, held_out: SceneActivations) -> float:
-    """The mean area under the curve over the words."""
+def areas(scores: np.ndarray, held_out: SceneActivations) -> dict[str, Any]:
+    """The area under the curve of every word, and their mean."""
     shown = [set(names.tolist()) for names in held_out.shown_by_image()]
-    areas = []
+    found = {}
     for number, word in enumerate(WORDS):
         truth = np.array([word in names for names in shown])
         if truth.any() and not truth.all():
-            areas.append(roc_auc_score(truth, scores[:, number]))
-    return float(np.mean(areas))
+            found[word] = float(roc_auc_score(truth, scores[:, number]))
+    return {
+        "auc": float(np.mean(list(found.values()))),
+        "words": {word: round(area, 4) for word, area in found.items()},
+    }
 
 
 @torch.inference_mode()
@@ -103,13 +127,22 @@ def run(work: Path, scenes: int, count: int) -> Mapping[str, Any]:
     words = torch.stack([vocabulary.vectors[vocabulary.words.index(word)] for word in WORDS]).float()
     fit = float(atlas.require_calibration().fit)
     rows: dict[str, Any] = {}
-    for name, dictionary in dictionaries(vlm, atlas).items():
+    for name, dictionary in {**dictionaries(vlm, atlas), "TopK SAE": top_k_autoencoder(vlm, atlas, fitted)}.items():
         rows[name] = measure(dictionary, fitted, held_out, words, fit)
-        print(name, json.dumps(rows[name]), flush=True)
+        print_row(name, rows[name])
     similarities = np.array(held_out.vectors) @ words.numpy().T
-    rows["dual encoder"] = {"all": {"auc": area(similarities, held_out), "iou": None}}
-    print("dual encoder", json.dumps(rows["dual encoder"]))
+    rows["dual encoder"] = {"all": {**areas(similarities, held_out), "iou": None}}
+    print_row("dual encoder", rows["dual encoder"])
     return rows
+
+
+def print_row(name: str, row: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the areas and overlaps of a row, for each kind of detector."""
+    cells = [
+        f"{kind}: " + " ".join(f"{key} {value:.3f}" for key, value in found.items() if isinstance(value, float))
+        for kind, found in row.items()
+    ]
+    print(f"{name:14}", "; ".join(cells), flush=True)
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from elude_steer.atlas.build.pipeline import build
 from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
-from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
-from elude_steer.evaluation.baselines.sae import SaeSpec, choose_best, from_sae, make_grid, quality, train_sae
+from elude_steer.evaluation.baselines.dictionary import Dictionary, NamedDictionary
+from elude_steer.evaluation.baselines.sae import Sae, SaeSpec, from_sae, train_sae, try_settings
 from elude_steer.evaluation.baselines.splits import from_atlas, raw_units, split_units
 from elude_steer.evaluation.compare.edit_trial import EditTrial
 from elude_steer.evaluation.compare.image_activations import ImageActivations
@@ -49,6 +49,7 @@ from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.steering.steerer import Steerer
+from elude_steer.utils.files import read_tensors, write_tensors
 from elude_steer.utils.parallel import worker_group
 
 SPEC = Path(__file__).parent / "atlas.yaml"
@@ -60,7 +61,7 @@ STRONGEST, SHARED = 20, 10  # photos of a latent, and how many of them must show
 SEED = 42
 
 _SCALE = {"mode": ("scale",), "kappa": (2, 8), "nu": (30, "all"), "by": ("score",)}
-_PLACE = {"mode": ("place",), "strength": (0.5, 1, 2, 3), "fit": (0, 0.2, 0.4)}
+_PLACE = {"mode": ("place",), "strength": (0.5, 1, 2, 3), "fit": (0, 0.2, 0.4), "seen": (0.8,)}  # seen as shipped
 GRIDS: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {  # 12 points each
     ("scale", "remove"): {**_SCALE, "gamma": (-5, -20, -50)},
     ("scale", "replace"): {**_SCALE, "gamma": (-20,), "alpha": (5, 20, 50)},
@@ -124,7 +125,7 @@ class Comparison:
         """The photos to choose settings on and to steer."""
         tuning = photo_world(self.work / "photos" / "dev", limit=self.dev)
         reported = photo_world(self.work / "photos" / "test", limit=self.test)
-        return EditTrial(self.vlm, self.atlas("small", "gap").matcher(), tuning, reported, self.out)
+        return EditTrial(self.vlm, Atlas.load("photoland").matcher(), tuning, reported, self.out)
 
     @cache  # noqa: B019 - there is one comparison a process
     def spec(self, expansion: str) -> AtlasSpec:
@@ -136,11 +137,12 @@ class Comparison:
         return replace(spec, model=replace(spec.model, id=self.model), clusters=clusters, labels=labels)
 
     def atlas(self, expansion: str, rule: str) -> Atlas:
-        """An atlas, built once; both rules share their clusters."""
+        """An atlas without labels, built once; both rules share their clusters."""
         folder = self.out / f"atlas-{expansion}-{rule}"
         if not (folder / "manifest.json").exists():
             spec = self.spec(expansion)
-            spec = replace(spec, split=replace(spec.split, winner_rule=rule))  # type: ignore[arg-type]
+            split, labels = replace(spec.split, winner_rule=rule), replace(spec.labels, scorer=None)  # type: ignore[arg-type]
+            spec = replace(spec, split=split, labels=labels)
             build(spec, images=self.work / "photos" / "train", out=folder, work=self.out / "stages", threads=1)
         return Atlas.load(folder)
 
@@ -164,41 +166,41 @@ class Comparison:
             return split_units(method, split, layer, self.store, atlas, seed=SEED)  # type: ignore[arg-type]
         return from_sae(method, self.train_sae(method.split()[0].lower(), len(atlas)), layer)
 
-    def train_sae(self, kind: str, latents: int) -> Any:
-        """An SAE of the layer's outputs; its settings are the best of nine short trials, by the paper's rule."""
+    def train_sae(self, kind: str, latents: int) -> Sae:
+        """An SAE of the layer's outputs; its settings are the best of nine short trials, by the paper's rule.
+
+        The archetypal one mixes as many points as it has latents, so nine trials of the large one would take hours: it
+        has the settings of the small one.
+        """
         active = 0.1 if kind == "archetypal" else 20
         spec = SaeSpec(kind, latents, active=active, epochs=6, batch_size=1024, seed=SEED)  # type: ignore[arg-type]
         with torch.no_grad():
             tokens = self.store.read(0, len(self.store))
             outputs = torch.cat([self.vlm.layer(part) for part in tokens.split(8192)])
 
-        def run_trials() -> dict[str, Any]:
-            sample = outputs[::6]
-            specs = make_grid(replace(spec, epochs=3), (5e-4, 2e-3, 5e-3))
-            best = choose_best([(one, quality(train_sae(one, sample, None), sample, None)) for one in specs])
-            return {"learning_rate": best.learning_rate, "revive": best.revive, "sparsity": best.sparsity}
-
-        chosen = load_or_make(self.out / f"trials-{kind}-{latents}.json", run_trials)
+        tried = len(self.atlas("small", "gap")) if kind == "archetypal" else latents
+        if tried != latents and not (self.out / f"trials-{kind}-{tried}.json").exists():
+            self.train_sae(kind, tried)
+        path = self.out / f"trials-{kind}-{tried}.json"
+        chosen = load_or_make(path, lambda: try_settings(spec, outputs, (5e-4, 2e-3, 5e-3)))
         chosen.pop("seconds")
-        return train_sae(replace(spec, **chosen), outputs, None)
+        spec, stored = replace(spec, **chosen), self.out / f"sae-{kind}-{latents}.safetensors"
+        if not stored.exists():
+            write_tensors(stored, train_sae(spec, outputs).state_dict())
+        sae = Sae(spec, outputs, outputs)
+        sae.load_state_dict(read_tensors(stored))
+        return sae.eval().requires_grad_(False)
 
-    def label(self, method: str, expansion: str, dictionary: Dictionary) -> NamedDictionary:
-        """A dictionary with labels from the same photos for every method."""
-        if method.startswith("ELUDe"):
-            atlas = self.atlas(expansion, "unique" if "unique" in method else "gap")
-            levels = Levels(atlas.references.activation)
-            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.calibration, atlas.about)
+    @cache  # noqa: B019
+    def latents(self, method: str, expansion: str, *, calibrated: bool = False) -> NamedDictionary:
+        """A method's dictionary with labels, from the same photos for every method; calibrated, it can place."""
         labels = self.spec(expansion).labels
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
-        fit = self.spec(expansion).calibration.fit
+        fit = self.spec(expansion).calibration.fit if calibrated else None
+        dictionary = self.dictionary(method, expansion)
         return label_dictionary(dictionary, self.probing, self.vocabulary, settings, fit=fit)
-
-    @cache  # noqa: B019
-    def latents(self, method: str, expansion: str) -> NamedDictionary:
-        """A method's labelled dictionary."""
-        return self.label(method, expansion, self.dictionary(method, expansion))
 
     def measure(self, method: str, expansion: str) -> dict[str, Any]:
         """The row of a method."""
@@ -230,7 +232,7 @@ class Comparison:
     def steer(self, method: str, mode: str) -> dict[str, Any]:
         """The scores of a method's edits at the point that does best on development photos."""
         path = self.out / f"steered-{mode}-{method.replace(' ', '-')}.json"
-        return load_or_make(path, lambda: self._steer(self.latents(method, "small"), mode))
+        return load_or_make(path, lambda: self._steer(self.latents(method, "small", calibrated=True), mode))
 
     def _steer(self, latents: NamedDictionary, mode: str) -> dict[str, Any]:
         trial = self.edit_trial

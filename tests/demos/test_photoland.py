@@ -141,3 +141,30 @@ def test_concepts_of_captions_are_scored():
     (row,) = score_concepts(world, dict.fromkeys(("a.jpg", "b.jpg", "c.jpg"), "a dog"))
     assert (row["photos"], row["named"], row["wrong"]) == (1, 1, 1)
     assert json.dumps(row)
+
+
+def test_detectors_are_scored_against_captions_and_boxes():
+    from demos.photoland.detectors import Truth, blind_regions
+
+    there = np.array([True, True, False, False])  # two of four patches
+    truth = Truth(("dog",), np.array([[1], [0], [-1], [0]]), {(0, 0): there})
+    assert truth.areas(np.array([[0.9], [0.1], [5.0], [0.2]]))["auc"] == 1  # what is not known does not count
+    assert truth.areas(np.array([[0.1], [0.1], [5.0], [0.2]]))["words"] == {"dog": 0.25}
+    found = truth.overlaps({0: np.array([[1.0], [0.3], [0.5], [-1.0]], dtype=np.float32)})
+    assert found["iou"] == pytest.approx(1 / 3)  # the region is the first and the third patch
+    assert found["patches"] == pytest.approx(3 / 4)
+    assert blind_regions(truth, 2)["whole photo"]["all"]["iou"] == pytest.approx(1 / 2)
+
+
+def test_boxes_are_of_concepts_and_inside_their_photos():
+    from demos.photoland.detectors import BOXES
+    from elude_steer.evaluation.edits.photos import concept_names
+
+    photos = json.loads(BOXES.read_text(encoding="utf-8"))["photos"]
+    assert len(photos) == 40
+    for photo in photos.values():
+        width, height = photo["size"]
+        for concept, boxes in photo["concepts"].items():
+            assert concept in concept_names()
+            assert all(0 <= left < right <= width and 0 <= top < bottom <= height for left, top, right, bottom in boxes)
+            assert boxes

@@ -348,6 +348,20 @@ def choose_best(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
     return tried[scores.index(max(scores))][0]
 
 
+def try_settings(spec: SaeSpec, tokens: torch.Tensor, rates: Sequence[float]) -> dict[str, float]:
+    """The settings of the best of nine trials, each of half the epochs on a sixth of the tokens.
+
+    Args:
+        spec: what will be trained.
+        tokens: `(tokens, d)` the layer's outputs.
+        rates: three learning rates.
+    """
+    sample, short = tokens[::6], replace(spec, epochs=max(1, spec.epochs // 2))
+    tried = [(one, quality(train_sae(one, sample), sample)) for one in make_grid(short, rates)]
+    best = choose_best(tried)
+    return {"learning_rate": best.learning_rate, "revive": best.revive, "sparsity": best.sparsity}
+
+
 def from_sae(name: str, sae: Sae, layer: nn.Module) -> Dictionary:
     """The latents of an SAE of the layer's output; those of a transcoder read the layer's input."""
     transcoder, atoms = sae.spec.kind == "transcoder", sae.dictionary()

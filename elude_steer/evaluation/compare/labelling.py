@@ -52,7 +52,7 @@ def label_dictionary(
     *,
     keep: int = 32,
     instances: int = 16,
-    fit: float = 0.4,
+    fit: float | None = 0.4,
 ) -> NamedDictionary:
     """Label the latents by dissection, and compute their reference activations; then calibrate the words.
 
@@ -63,7 +63,7 @@ def label_dictionary(
         settings: settings of the dissection.
         keep: number of words to keep for each latent.
         instances: number of images whose mean activation is the reference.
-        fit: see `calibrate_dictionary`.
+        fit: see `calibrate_dictionary`; None leaves the calibration out.
     """
     pooled = torch.stack([dictionary.read(q).max(0).values for q in images.layer_inputs()])  # (images, S)
     reference = pooled.sort(dim=0, descending=True).values[:instances].mean(0)
@@ -79,9 +79,8 @@ def label_dictionary(
         words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
     groups = np.arange(count, dtype=np.int32)
     labels = Labels(tuple(vocabulary.words), words, scores, groups, {"pictures": len(images), **asdict(settings)})
-    labelled = NamedDictionary(
-        dictionary, labels, Levels(reference), calibrate_dictionary(dictionary, images, vocabulary, fit)
-    )
+    calibration = None if fit is None else calibrate_dictionary(dictionary, images, vocabulary, fit)
+    labelled = NamedDictionary(dictionary, labels, Levels(reference), calibration)
     # Stored results of sweeps are found again by these.
     return replace(labelled, about={"name": labelled.name, "atoms": labelled.fingerprint})
 

@@ -19,6 +19,7 @@ from elude_steer.evaluation.baselines.sae import (
     make_grid,
     quality,
     train_sae,
+    try_settings,
 )
 from elude_steer.utils import optional
 from tests.helpers.checks import import_problem, run_in_own_environment, run_script
@@ -143,6 +144,14 @@ def test_the_grid_and_the_choice_follow_the_paper():
     one, two, three = (spec_of("topk", seed=i) for i in range(3))
     tried = [(one, Quality(0.9, 20, 0)), (two, Quality(0.88, 4, 0)), (three, Quality(0.1, 2, 0))]
     assert choose_best(tried) == two
+
+
+def test_settings_are_tried_on_a_part_of_the_tokens():
+    tokens, _ = planted(1800)
+    spec = spec_of("topk", batch_size=50)
+    found = try_settings(spec, tokens, (1e-9, 1e-2, 1e-8))
+    assert found["learning_rate"] == 1e-2  # with the others nothing is learnt
+    assert set(found) == {"learning_rate", "revive", "sparsity"}
 
 
 def test_overcomplete_agrees_given_the_same_weights(tmp_path):
