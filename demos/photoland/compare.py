@@ -79,12 +79,14 @@ class Comparison:
         model: id or folder of the captioner.
         dev: number of photos to choose settings on.
         test: number of photos to steer.
+        labelled: number of training photos that label and calibrate every method's latents.
     """
 
     work: Path
     model: str
     dev: int = 60
     test: int = 300
+    labelled: int = 3000
 
     @property
     def out(self) -> Path:
@@ -103,17 +105,17 @@ class Comparison:
 
     @cached_property
     def probing(self) -> ImageActivations:
-        """The training photos, which label latents."""
-        return self._photos("train")
+        """The training photos that label latents."""
+        return self._photos("train", self.labelled)
 
     @cached_property
     def held_out(self) -> ImageActivations:
         """The test photos."""
         return self._photos("test")
 
-    def _photos(self, split: str) -> ImageActivations:
-        folder = self.out / f"photos-{split}"
-        return ImageActivations.of_folder(self.vlm, self.vocabulary.encoder, self.work / "photos" / split, folder)
+    def _photos(self, split: str, limit: int | None = None) -> ImageActivations:
+        folder, photos = self.out / f"photos-{split}", self.work / "photos" / split
+        return ImageActivations.of_folder(self.vlm, self.vocabulary.encoder, photos, folder, limit)
 
     @cached_property
     def world(self) -> World:

@@ -35,6 +35,7 @@ from elude_steer.steering.regions import Region
 BOXES = Path(__file__).parent / "boxes.json"
 FIT = 0.4  # the default of the setting; the shipped atlas edits whole photos
 LEAST = 10  # photos that must show a concept
+LARGEST = 0.8  # share of a photo; what fills more has no place in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,9 @@ class Truth:
                     size = tuple(boxes[name]["size"])
                     grid = comparison.vlm.grid(size).boxes
                     covered = [Region(box=tuple(box)).covered_patches(grid, size) for box in found]
-                    boxed[photo, words.index(concept)] = np.logical_or.reduce(covered).reshape(-1)
+                    there = np.logical_or.reduce(covered).reshape(-1)
+                    if there.mean() <= LARGEST:
+                        boxed[photo, words.index(concept)] = there
         return cls(words, shows[:, kept], boxed)
 
     def areas(self, scores: np.ndarray) -> dict[str, Any]:
@@ -87,8 +90,7 @@ class Truth:
             values = readings[photo][:, number]
             region = find_region(torch.from_numpy(values), FIT).numpy()
             overlaps.append((region & there).sum() / (region | there).sum())
-            if not there.all():
-                patches.append(roc_auc_score(there, values))
+            patches.append(roc_auc_score(there, values))
         return {"iou": float(np.mean(overlaps)), "patches": float(np.mean(patches))}
 
 
@@ -124,7 +126,7 @@ def blind_regions(truth: Truth, side: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, region in pairs.items():
         overlaps = [(region & there).sum() / (region | there).sum() for there in truth.boxed.values()]
-        patches = [roc_auc_score(there, region) for there in truth.boxed.values() if not there.all()]
+        patches = [roc_auc_score(there, region) for there in truth.boxed.values()]
         found[name] = {"all": {"auc": 0.5, "iou": float(np.mean(overlaps)), "patches": float(np.mean(patches))}}
     return found
 
