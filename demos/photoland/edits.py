@@ -7,13 +7,17 @@ the gate that leaves out words that are not seen; and with parts of `place` exch
 differences of means (which images show a word is taken from their captions), its detectors by those of raw units, of a
 random split, of a TopK autoencoder, or by the dual encoder's word on whether a concept is there. Each row does all
 kinds of edits on the same photos. Settings were chosen on development photos.
+
+A stronger edit does more and keeps less, so two kinds of directions are compared where they keep the same: the rows of
+other strengths give both curves, and the last lines say what supervised directions do at the share that the shipped
+ones keep.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,8 @@ from elude_steer.steering.steerer import Steerer
 
 KINDS = ("remove", "replace", "absent")
 COLUMNS = ("success", "kept", "invented", "clean")
+SHIPPED, SUPERVISED = "as shipped", "supervised directions"
+STRENGTHS = (0.5, 1.0, 1.5, 3.0)  # beside that of the atlas
 
 
 def with_detectors_of(name: str, steerer: Steerer[Atlas], comparison: Comparison) -> Steerer[Any]:
@@ -94,8 +100,19 @@ class EncoderGate:
         return (similarity - low) / (high - low) >= self.share
 
 
+def at_same_kept(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    """What supervised directions do at the share that the shipped ones keep, between the strengths that were tried.
+
+    Where even the weakest or the strongest tried does not keep that share, the closest one counts.
+    """
+    (own,) = (row for row in rows if row["row"] == SHIPPED and row["kind"] == kind)
+    curve = sorted((r["kept"], r["success"]) for r in rows if r["row"].startswith(SUPERVISED) and r["kind"] == kind)
+    done = float(np.interp(own["kept"], *zip(*curve, strict=True)))
+    return {"kind": kind, "kept": own["kept"], "shipped": own["success"], "supervised": done}
+
+
 @torch.inference_mode()
-def run(work: Path, count: int, split: str) -> list[dict[str, Any]]:
+def run(work: Path, count: int, split: str) -> dict[str, Any]:
     """Measure all rows."""
     comparison, shipped = Comparison(work, "photoland/captioner"), Steerer.load("photoland")
     world = photo_world(work / "photos" / split, limit=count)
@@ -111,9 +128,9 @@ def run(work: Path, count: int, split: str) -> list[dict[str, Any]]:
         return steerer, lambda task: plan_or_empty(steerer, task, settings)
 
     supervised = with_true_directions(shipped, comparison)
-    rows: Mapping[str, Callable[[], tuple[Steerer[Any], Callable[[Task], Plan]]]] = {
-        "as shipped": lambda: row(shipped),
-        "supervised directions": lambda: row(supervised),
+    rows: dict[str, Callable[[], tuple[Steerer[Any], Callable[[Task], Plan]]]] = {
+        SHIPPED: lambda: row(shipped),
+        SUPERVISED: lambda: row(supervised),
         "no gate": lambda: row(shipped, force=True),
         "no gate, supervised directions": lambda: row(supervised, force=True),
         "gate by the dual encoder": lambda: (shipped, lambda task: ask_encoder(shipped, task)),
@@ -122,15 +139,21 @@ def run(work: Path, count: int, split: str) -> list[dict[str, Any]]:
         "detectors of a TopK SAE": lambda: row(with_detectors_of("TopK SAE", shipped, comparison)),
         "detectors of a random split": lambda: row(with_detectors_of("random split", shipped, comparison)),
     }
-    found = []
+    for strength in STRENGTHS:
+        rows[f"{SHIPPED}, strength {strength:g}"] = lambda s=strength: row(shipped, strength=s)  # type: ignore[misc]
+        rows[f"{SUPERVISED}, strength {strength:g}"] = lambda s=strength: row(supervised, strength=s)  # type: ignore[misc]
+    found: list[dict[str, Any]] = []
     for name, make in rows.items():
         steerer, make_plan = make()
-        for kind in KINDS:
+        for kind in KINDS if "strength" not in name else KINDS[:2]:
             score: Score = summarize(kind, run_edits(steerer, world, tasks[kind], make_plan, likelihood=False))
             found.append({"row": name, **score.to_dict()})
             cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
             print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
-    return found
+    same = [at_same_kept(found, kind) for kind in KINDS[:2]]
+    for one in same:
+        print("at the same share kept:", json.dumps(one))
+    return {"rows": found, "at the same kept": same}
 
 
 def main() -> None:
@@ -143,9 +166,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'':40}{'edits':>6}{''.join(f'{name:>10}' for name in COLUMNS)}")
-    rows = run(options.work, options.photos, options.split)
+    found = run(options.work, options.photos, options.split)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -116,8 +116,13 @@ def _with_interval(score: Mapping[str, Any]) -> Any:
     return show
 
 
-def part_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def part_section(found: Mapping[str, Any]) -> list[str]:
     """What each part of mode place does."""
+    rows = found["rows"]
+    same = [
+        f"{one['kind']} {one['shipped']:.2f} and {one['supervised']:.2f} (kept {one['kept']:.2f})"
+        for one in found["at the same kept"]
+    ]
     shown = [(row["row"], row["kind"], row["edits"], *map(_with_interval(row), STEERED)) for row in rows]
     return [
         "## Which part does what",
@@ -127,6 +132,9 @@ def part_section(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "captions name a concept minus that of the others. The gate leaves out what is not seen.",
         "",
         table(("", "edit", "edits", *STEERED), shown),
+        "",
+        "A stronger edit does more and keeps less. Where both keep the same, the shipped and the supervised directions",
+        f"do {'; '.join(same)}, the latter between the strengths of the table.",
         "",
     ]
 
