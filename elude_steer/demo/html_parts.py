@@ -13,7 +13,6 @@ from PIL import Image
 from elude_steer.steering.result import SteeredCaption, mark_changes, unseen_words
 from elude_steer.utils.plotting import data_uri
 
-
 _TITLES = {"baseline": "Without the edit", "steered": "Steered, it says"}
 
 
@@ -63,8 +62,8 @@ def _sightings(result: SteeredCaption, missed: Sequence[str]) -> str:
         unseen = word in missed
         kind, found = ("unseen", "not seen") if unseen else ("seen", "seen")
         more = (
-            f" \N{MIDDLE DOT} left as it is; seen means at least {needed[word]:.0%}. To change it anyway, mark a region, "
-            "or lower 'seen' in the settings."
+            f" \N{MIDDLE DOT} left as it is; seen means at least {needed[word]:.0%}. To change it anyway, mark a "
+            "region, or lower 'seen' in the settings."
         )
         lines.append(
             f'<li class="{kind}"><b>{html.escape(word)}</b> <span class="badge">{found}: {max(0.0, share):.0%}</span>'

@@ -222,10 +222,8 @@ class Presenter(StoppableRequests):
         word = minus[0].strip() if minus else ""
         if not word:
             return ""
-        return html_parts.folded_buttons(
-            f"What could stand there instead of '{word}'",
-            [html_parts.button(other, {"instead": other}) for other in self.list_swaps(word)],
-        )
+        buttons = [html_parts.button(other, {"instead": other}) for other in self.list_swaps(word)]
+        return html_parts.folded_buttons(f"What could stand there instead of '{word}'", buttons)
 
     # Steering
 
