@@ -66,7 +66,8 @@ def everything(text):
     data = {"word": text, text: [text, 1, None]}
     button = html_parts.button(text, data, image=IMAGE, pressed=True)
     return {
-        "captions": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,))),
+        "captions": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,)), with_baseline=True),
+        "steered caption": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,))),
         "clickable caption": html_parts.clickable_caption("dog cup", lambda one: text if one == "dog" else None),
         "named buttons": html_parts.named_buttons(text, [button]),
         "folded buttons": html_parts.folded_buttons(text, [button]),
@@ -100,7 +101,15 @@ def test_a_text_from_outside_adds_no_tag_and_no_attribute(text):
 @evil
 def test_a_text_from_outside_is_shown_unchanged(text):
     parts = everything(text)
-    counts = {"captions": 3, "hint": 1, "error message": 1, "table": 6, "empty table": 1, "button": 1}
+    counts = {
+        "captions": 3,
+        "steered caption": 2,
+        "hint": 1,
+        "error message": 1,
+        "table": 6,
+        "empty table": 1,
+        "button": 1,
+    }
     for name, count in counts.items():
         assert Reader(parts[name]).text.count(" ".join(text.split())) == count, name
     assert values(parts["button"], "title") == [text]

@@ -141,7 +141,9 @@ def test_the_calibrated_words_of_the_caption_can_be_clicked(presenter, steerer):
     expected = [word for word in caption.split() if word in calibrated]
     assert "dog" in expected
     assert row_data(markup) == [{"word": word} for word in expected]
-    assert Reader(markup).text == f"The model says {caption} Click a word to remove it."
+    assert Reader(markup).text == (
+        f"The model says {caption} Click a word to remove it; click it again to put something else there."
+    )
 
 
 def test_other_forms_of_a_calibrated_word_send_the_word(presenter):

@@ -407,8 +407,8 @@ def test_a_word_in_another_script_is_refused_without_a_list(steerer, mode):
 
 
 @pytest.mark.parametrize("mode", ["scale", "place"])
-@pytest.mark.parametrize("word", ["doog", "xylophone"])  # a misspelt word, and one of another world
-def test_a_word_that_no_label_is_close_to_is_refused_with_the_closest(steerer, mode, word):
+def test_a_word_that_no_label_is_close_to_is_refused_with_the_closest(steerer, mode):
+    word = "doog"
     similarities = steerer.atlas.require_labels().similarities(steerer.matcher, word)
     closest = steerer.atlas.require_labels().vocabulary[int(similarities.argmax())]
     message = (
