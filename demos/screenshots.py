@@ -2,7 +2,8 @@
 
     python demos/screenshots.py OUT_FOLDER
 
-Needs the extras `demo` and `test`, and Debian's chromium. The README shows two of them, from `demos/screens/`.
+Needs the extras `demo` and `test`, and Debian's chromium. The guide of steering shows two of them, from
+`demos/screens/`: `wide-light-3-steered` as `steer`, and `wide-light-12-explored` as `explore`.
 """
 
 import argparse

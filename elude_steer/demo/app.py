@@ -22,10 +22,12 @@ from elude_steer.errors import EludeSteerError, StoppedError
 from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
 
-FIRST_HINT = "Click a word that the model says, or name a concept to remove or to add, and press Steer."
+FIRST_HINT = "Click a word of the caption, or name a concept to remove or to add, and press Steer."
 _INTERNAL: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _UNDOCUMENTED = {"api_visibility": "undocumented"}  # callable, but no tools: they work on the state of a visitor
 # Runs in the browser before a request is sent: puts the marked region among the inputs.
+# Runs in the browser only: tells the page what its fields hold.
+_SHOW_FIELDS = "(...fields) => { window.eludeSteerFields(...fields); return []; }"
 _ADD_MARK = "(state, mark, ...rest) => [state, window.eludeSteerMark(), ...rest]"
 
 
@@ -73,10 +75,11 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
         with gr.Column(scale=5, min_width=300):
             with gr.Row(equal_height=True):
                 examples = components.clickable_html("examples", presenter.example_buttons())
-                upload = gr.UploadButton("Upload an image", size="sm", elem_id="bring", scale=0, min_width=130)
+                upload = gr.UploadButton("Upload an image", size="sm", elem_id="bring", scale=0, min_width=110)
             viewer = components.image_viewer("easel", first.view)
         with gr.Column(scale=6, min_width=300):
             plain = components.clickable_html("plain", presenter.show_caption(first.image))
+            answer = components.static_html("said", html_parts.hint(FIRST_HINT))
             with gr.Row():
                 minus = _concept_field(gr, presenter, "Remove", "minus")
                 plus = _concept_field(gr, presenter, "Add", "plus")
@@ -87,7 +90,6 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
                 steer_button = gr.Button("Steer", variant="primary", elem_id="press", scale=6, min_width=90)
                 dose_button = gr.Button("Dose curve", elem_id="dose", scale=2, min_width=110)
                 stop_button = gr.Button("Stop", elem_id="stop", scale=1, min_width=64)
-            answer = components.static_html("said", html_parts.hint(FIRST_HINT))
             doses = components.clickable_html("doses")
             with gr.Accordion("Settings", open=False, elem_id="settings"):
                 values = [strength, *_setting_fields(gr, presenter)]
@@ -108,6 +110,7 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
                     recipe_file = gr.UploadButton(
                         "… or a file", size="sm", elem_id="given", file_types=[".yaml", ".yml"]
                     )
+    follow = components.page_state("follow")
     mark = gr.Textbox(visible=False)  # a placeholder that _ADD_MARK fills in the browser
     fields = [minus, plus, prompt, *values]
 
@@ -162,7 +165,8 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
             return [gr.skip()] * 5 + [html_parts.hint(str(reason)) if str(reason) else gr.skip()]
         except EludeSteerError as error:
             return *state_outputs(inputs[0]), html_parts.error_message(error)
-        return *state_outputs(state), html_parts.captions(result)
+        other_question = edit.prompt not in ("", PROMPT)  # then the page shows the answer to another one
+        return *state_outputs(state), html_parts.captions(result, with_baseline=other_question)
 
     def find_settings(request: gr.Request, progress: Any = gr.Progress(), *inputs: Any) -> Any:  # noqa: B008
         try:
@@ -260,7 +264,11 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
     removed = plain.select(remove_word, None, [minus, plus], **_INTERNAL)
     swapped = swaps.select(put_instead, None, plus, **_INTERNAL)
     clicked = [event.then(steer_image, inputs, answer_outputs, **heavy_internal) for event in (removed, swapped)]
+    clicked.append(follow.select(steer_image, inputs, answer_outputs, **heavy_internal))  # the strength moved
     minus.change(offer_swaps, minus, swaps, **_INTERNAL)
+    marked = [minus, plus, strength]
+    for listen in (app.load, *(field.change for field in marked)):
+        listen(None, marked, None, js=_SHOW_FIELDS, **_INTERNAL)
     for event in (*chosen, minus.change, plus.change):  # a dose curve belongs to one image and one edit
         (event.then if hasattr(event, "then") else event)(lambda: "", None, doses, **_INTERNAL)
     recipe_file.upload(load_recipe_file, [recipe_file, state, trials, details, *fields], all_outputs, **_INTERNAL)

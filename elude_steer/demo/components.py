@@ -39,6 +39,15 @@ def clickable_html(element_id: str, value: str = "") -> Any:
     return gr.HTML(value, js_on_load=script, elem_id=element_id, elem_classes=["ours"], **_NO_STYLE)
 
 
+def page_state(element_id: str) -> Any:
+    """An invisible element that keeps what the page marks true to its fields; `.select` fires when the strength moves.
+
+    `page_state.js` documents what it does.
+    """
+    gr = optional.require("gradio", "the demo")
+    return gr.HTML("", js_on_load=read_asset("page_state.js"), elem_id=element_id, **_NO_STYLE)
+
+
 def static_html(element_id: str, value: str) -> Any:
     """HTML without anything to click."""
     gr = optional.require("gradio", "the demo")

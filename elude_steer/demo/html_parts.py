@@ -13,11 +13,27 @@ from PIL import Image
 from elude_steer.steering.result import SteeredCaption, mark_changes, unseen_words
 from elude_steer.utils.plotting import data_uri
 
+_TITLES = {"baseline": "Without the edit", "steered": "Steered, it says"}
 
-def captions(result: SteeredCaption) -> str:
-    """Baseline and steered caption side by side; below, which words the image shows, and notes."""
+
+class Html(str):
+    """Text of a table's cell that is HTML already."""
+
+    __slots__ = ()
+
+
+def captions(result: SteeredCaption, *, with_baseline: bool = False) -> str:
+    """The steered caption; below, which words the image shows, and notes.
+
+    Args:
+        result: the captions.
+        with_baseline: whether the baseline stands beside the steered caption. It is not needed where the page shows it
+            above: `page_state.js` strikes the words of `data-gone` through there.
+    """
     cards = "".join(
-        f'<div class="card {name}"><h3>{name}</h3><p>{text}</p></div>' for name, text in mark_changes(result).items()
+        f'<div class="card {name}"><h3>{_TITLES[name]}</h3><p>{text}</p></div>'
+        for name, text in mark_changes(result).items()
+        if with_baseline or name == "steered"
     )
     both = "the caption" if result.baseline is None else "both captions"
     missed = unseen_words(result.plan, result.seen)
@@ -26,7 +42,9 @@ def captions(result: SteeredCaption) -> str:
     notes = "".join(map(note, (f"{_count_sub_units(result)}, {both} in {result.seconds:.2f} s", *others)))
     notes = _sightings(result, missed) + notes
     # The exact time makes every answer a new text, so that screen readers announce each one.
-    return f'<div class="captions" role="status" data-seconds="{result.seconds:.9f}">{cards}</div>{notes}'
+    gone = html.escape(json.dumps([] if with_baseline else result.gone), quote=True)
+    data = f'data-seconds="{result.seconds:.9f}" data-gone="{gone}"'
+    return f'<div class="captions" role="status" {data}>{cards}</div>{notes}'
 
 
 def _count_sub_units(result: SteeredCaption) -> str:
@@ -39,11 +57,14 @@ def _count_sub_units(result: SteeredCaption) -> str:
 
 def _sightings(result: SteeredCaption, missed: Sequence[str]) -> str:
     """For each word to remove, whether the image shows it, and how much of what it reaches where it is."""
-    lines = []
+    lines, needed = [], {concept.word: concept.settings.seen for concept in result.plan.concepts}
     for word, share in result.seen.items():
         unseen = word in missed
         kind, found = ("unseen", "not seen") if unseen else ("seen", "seen")
-        more = " · left as it is; to change it anyway, mark a region, or lower 'seen' in the settings"
+        more = (
+            f" \N{MIDDLE DOT} left as it is; seen means at least {needed[word]:.0%}. To change it anyway, mark a "
+            "region, or lower 'seen' in the settings."
+        )
         lines.append(
             f'<li class="{kind}"><b>{html.escape(word)}</b> <span class="badge">{found}: {max(0.0, share):.0%}</span>'
             f"{more if unseen else ''}</li>"
@@ -65,9 +86,11 @@ def clickable_caption(caption: str, find_word: Callable[[str], str | None]) -> s
         found = ((count, find_word(" ".join(texts[start : start + count]))) for count in lengths)
         count, word = next((pair for pair in found if pair[1] is not None), (1, None))
         text = " ".join(texts[start : start + count])
-        parts.append(html.escape(text) if word is None else button(text, {"word": word}, title=f"Remove {word}"))
+        plain = f"<span>{html.escape(text)}</span>"
+        parts.append(plain if word is None else button(text, {"word": word}, title=f"Remove {word}"))
         start += count
-    help = "Click a word to remove it." if "<button" in "".join(parts) else "The atlas knows none of these words."
+    help = "Click a word to remove it; click it again to put something else there."
+    help = help if "<button" in "".join(parts) else "The atlas knows none of these words."
     return f'<div class="plain" role="status"><h3>The model says</h3><p>{" ".join(parts)}</p>{note(help)}</div>'
 
 
@@ -99,7 +122,7 @@ def table(title: str, headers: Sequence[str], rows: Sequence[tuple[Mapping[str, 
     Args:
         title: the caption.
         headers: names of the columns.
-        rows: for each row the data that a click sends to the page, and the cells.
+        rows: for each row the data that a click sends to the page, and the cells; `Html` is not escaped.
     """
     if not rows:
         return f'<p class="note">{html.escape(title)}: nothing yet.</p>'
@@ -108,7 +131,8 @@ def table(title: str, headers: Sequence[str], rows: Sequence[tuple[Mapping[str, 
     for data, cells in rows:
         first = f"<td>{button(str(cells[0]), data)}</td>"
         rest = "".join(
-            f'<td class="{"n" if isinstance(cell, int | float) else "t"}">{html.escape(str(cell))}</td>'
+            f'<td class="{"n" if isinstance(cell, int | float) else "t"}">'
+            f"{cell if isinstance(cell, Html) else html.escape(str(cell))}</td>"
             for cell in cells[1:]
         )
         body.append(f"<tr>{first}{rest}</tr>")
@@ -155,6 +179,12 @@ def named_buttons(title: str, buttons: Sequence[str]) -> str:
     """Buttons side by side after their title; empty without buttons."""
     row = button_row(title, buttons)
     return row and f'<div class="named"><span aria-hidden="true">{html.escape(title)}</span>{row}</div>'
+
+
+def folded_buttons(title: str, buttons: Sequence[str]) -> str:
+    """Buttons that a click on their title shows; empty without buttons."""
+    row = button_row(title, buttons)
+    return row and f'<details class="folded"><summary>{html.escape(title)}</summary>{row}</details>'
 
 
 def image_strip(title: str, images: Sequence[Image.Image]) -> str:

@@ -24,7 +24,7 @@ from elude_steer.evaluation.edits.tune import TuningResult, atlas_reference, tun
 from elude_steer.models.images import MAX_PIXELS, open_image
 from elude_steer.models.vlm import PROMPT
 from elude_steer.specs import StepSpec, demo_hints
-from elude_steer.steering.result import SteeredCaption
+from elude_steer.steering.result import SteeredCaption, mark_difference
 from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.plotting import data_uri, fit_within
@@ -147,7 +147,10 @@ class Presenter(StoppableRequests):
     def result_view(self, result: SteeredCaption) -> dict[str, Any]:
         """The viewer's value after an edit: the image, and one heat map per concept. The first map is shown."""
         names = {concept.word: SIGNS[concept.role] + concept.word for concept in result.plan.concepts}
-        maps = [_view(names[word], result.heatmap(word, side=DISPLAY_SIDE)) for word in result.maps]
+        maps = [
+            {**_view(names[word], result.heatmap(word, side=DISPLAY_SIDE)), "framed": bool(touched.any())}
+            for word, (_, touched) in result.maps.items()
+        ]
         return {
             "views": [_view("image", fit_within(result.image, DISPLAY_SIDE)), *maps],
             "chosen": min(1, len(maps)),
@@ -219,9 +222,8 @@ class Presenter(StoppableRequests):
         word = minus[0].strip() if minus else ""
         if not word:
             return ""
-        return html_parts.named_buttons(
-            f"Instead of '{word}'", [html_parts.button(other, {"instead": other}) for other in self.list_swaps(word)]
-        )
+        buttons = [html_parts.button(other, {"instead": other}) for other in self.list_swaps(word)]
+        return html_parts.folded_buttons(f"What could stand there instead of '{word}'", buttons)
 
     # Steering
 
@@ -311,10 +313,14 @@ class Presenter(StoppableRequests):
 
     def dose_table(self, request: EditRequest, doses: Sequence[tuple[float, str]]) -> str:
         """The captions of a dose curve; a click on a row sends its strength."""
-        rows = [({"strength": dose}, (f"{dose:g}", caption)) for dose, caption in doses]
+        plain = doses[0][1] if doses else ""  # the caption at strength 0
+        rows = [
+            ({"strength": dose}, (f"{dose:g}", html_parts.Html(mark_difference(caption, plain))))
+            for dose, caption in doses
+        ]
         same = len({caption for _, caption in doses}) == 1
         name = edit_name(StepSpec(request.minus, request.plus))
-        title = f"Strengths of {name}, and the captions; click a row to use it"
+        title = f"Dose curve of {name}: the caption at each strength; click a row to use it"
         note = "The caption is the same at every strength." if same else ""
         return html_parts.table(title, ("strength", "caption"), rows) + html_parts.note(note)
 
@@ -419,10 +425,10 @@ class Presenter(StoppableRequests):
         buttons = [
             html_parts.button(edit_name(step), {"example": number, "step": index}) for index, step in enumerate(steps)
         ]
-        return html_parts.button_row("Edits to try", buttons)
+        return html_parts.named_buttons("Edits to try", buttons)
 
 
-def _view(name: str, image: Image.Image) -> dict[str, str]:
+def _view(name: str, image: Image.Image) -> dict[str, Any]:
     return {"name": name, "source": data_uri(image, quick=True)}
 
 

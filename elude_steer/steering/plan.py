@@ -375,6 +375,8 @@ def _too_far(atlas: SubUnitSource, matcher: Matcher, word: str, settings: Settin
     similarities = labels.similarities(matcher, word)
     order = (-similarities).argsort(kind="stable")[:3]
     closest = ", ".join(f"'{labels.vocabulary[i]}' {similarities[i]:.2f}" for i in order)
+    if similarities.max() < 0.005:  # all are 0.00: there is no order
+        return SpecError(f"atlas '{atlas.name}' knows nothing like '{word}': no label is close to it. Use its words.")
     return SpecError(
         f"atlas '{atlas.name}' knows nothing like '{word}' (closest: {closest}; at least {settings.min_similarity:g} "
         "is needed): use one of its words, or lower min_similarity."

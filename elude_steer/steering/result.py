@@ -145,6 +145,12 @@ def mark_changes(result: SteeredCaption) -> dict[str, str]:
     return {"baseline": _mark_words(result.baseline, result.gone, "del", _GONE), **steered}
 
 
+def mark_difference(text: str, other: str) -> str:
+    """Render a text as HTML: words that another text does not have are marked, those that only it has follow."""
+    gone = " ".join(f'<del style="{_GONE}">{html.escape(word)}</del>' for word in _words_only_in(other, text))
+    return f"{_mark_words(text, _words_only_in(text, other), 'ins', _NEW)} {gone}".strip()
+
+
 def render_maps(result: SteeredCaption, *, side: int = 200, density: int = 1) -> str:
     """Render a map for each word as HTML, side by side.
 

@@ -83,7 +83,7 @@ def test_an_edit_from_start_to_end(visit, steerer):
     visitor.press()
     result = steerer.steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"])
     assert visitor.captions() == (result.baseline, result.caption)
-    assert visitor.page.locator("#said del").all_inner_texts() == list(result.gone)
+    assert visitor.page.locator("#plain .gone").all_inner_texts() == list(result.gone)
     assert set(visitor.page.locator("#said ins").all_inner_texts()) == set(result.new)
     views = visitor.page.locator("#easel .views button")
     views.first.wait_for(timeout=WAIT)
@@ -130,7 +130,12 @@ def test_a_click_on_a_word_removes_it_and_a_second_one_replaces_it(visit, presen
     assert visitor.captions() == expected(presenter, "dog", ["dog"])
     assert "dog" in visitor.page.locator("#minus").inner_text()
     assert "cow" not in visitor.page.locator("#plus").inner_text()
+    visitor.page.wait_for_selector("#swaps details", timeout=WAIT)
+    assert visitor.page.locator("#swaps button").first.is_hidden()
+    answer = visitor.html()
+    visitor.page.locator("#plain button").first.click()  # once more: the list
     visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    assert visitor.html() == answer
     swaps = visitor.page.locator("#swaps button").all_inner_texts()
     assert swaps == presenter.list_swaps("dog")
     before = visitor.html()
@@ -154,7 +159,8 @@ def test_the_words_to_put_instead_follow_the_field(visit, presenter):
     visitor = visit()
     assert visitor.page.locator("#swaps").is_hidden()
     visitor.words("minus", "teddy")
-    visitor.page.wait_for_selector("#swaps:has-text(\"Instead of 'teddy'\")", timeout=WAIT)
+    visitor.page.wait_for_selector("#swaps:has-text(\"instead of 'teddy'\")", timeout=WAIT)
+    visitor.page.locator("#swaps summary").click()
     assert visitor.page.locator("#swaps button").all_inner_texts() == presenter.list_swaps("teddy")
     visitor.words("minus")
     visitor.page.wait_for_selector("#swaps", state="hidden", timeout=WAIT)
@@ -187,16 +193,76 @@ def test_the_strength_is_in_sight_and_takes_effect(visit, presenter):
     assert baseline == caption == expected(presenter, "dog", ["dog"], strength=0)[1]
 
 
+def pressed(visitor, part):
+    return visitor.page.locator(f"{part} [aria-pressed=true]").all_inner_texts()
+
+
+def test_pressed_words_are_those_of_the_fields(visit):
+    """A word that is clicked is no longer marked once another one is typed, nor is what was put instead."""
+    visitor = visit()
+    visitor.example("dog")
+    visitor.page.wait_for_selector("#plain button:has-text('dog')", timeout=WAIT)
+    before = visitor.html()
+    visitor.page.locator("#plain button").first.click()
+    visitor.answer(before)
+    visitor.page.wait_for_selector("#plain [aria-pressed=true]", timeout=WAIT)
+    assert (pressed(visitor, "#plain"), pressed(visitor, "#edits")) == (["dog"], ["\N{MINUS SIGN} dog"])
+    visitor.words("minus", "sunglasses")
+    visitor.page.wait_for_selector("#plain [aria-pressed=true]:has-text('sunglasses')", timeout=WAIT)
+    assert (pressed(visitor, "#plain"), pressed(visitor, "#edits")) == (["sunglasses"], [])
+    visitor.words("minus", "umbrella")
+    visitor.page.wait_for_selector("#plain [aria-pressed=true]", state="detached", timeout=WAIT)
+
+
+def test_the_baseline_stands_on_the_page_once(visit, presenter):
+    visitor = visit()
+    visitor.words("minus", "cat")
+    visitor.press()
+    baseline, caption = expected(presenter, "cats", ["cat"])
+    shown = visitor.page.evaluate("document.body.innerText.replace(/\\s+/g, ' ')")
+    assert visitor.captions() == (baseline, caption)
+    assert shown.count(baseline) == 1
+    assert visitor.page.locator("#plain .gone").all_inner_texts() == ["cat"]
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_the_caption_follows_the_slider(visit, presenter, size):
+    visitor = visit(size=size, touch=size == PHONE)
+    visitor.example("dog")
+    slider = visitor.page.locator("#set-strength input[type=range]")
+    slider.focus()
+    visitor.page.keyboard.press("ArrowLeft")  # no edit yet: nothing to ask
+    visitor.page.wait_for_timeout(800)
+    assert "press Steer" in visitor.page.locator("#said").inner_text()
+    visitor.words("minus", "dog")
+    visitor.press()
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], strength=0.9)
+    before = visitor.html()
+    slider.focus()
+    visitor.page.keyboard.press("Home")
+    visitor.answer(before)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], strength=0)
+    before, box = visitor.html(), slider.bounding_box()
+    visitor.page.mouse.click(box["x"] + box["width"] * 2 / 3, box["y"] + box["height"] / 2)
+    visitor.answer(before)
+    value = float(visitor.page.locator("#set-strength input[type=number]").input_value())
+    assert value == pytest.approx(2, abs=0.1)
+    assert visitor.captions() == expected(presenter, "dog", ["dog"], strength=value)
+
+
 def test_a_dose_curve_lists_strengths_and_a_click_uses_one(visit, presenter):
     visitor = visit()
     visitor.example("dog")
     assert "name a concept" in visitor.press("#dose", "#doses")
     visitor.words("minus", "dog")
-    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    visitor.page.wait_for_selector("#swaps details", timeout=WAIT)
     visitor.press("#dose", "#doses")
+    visitor.page.wait_for_selector("#doses tr:has([aria-pressed=true]):has-text('1')", timeout=WAIT)
     doses = presenter.try_doses(make_request(presenter, "dog", ["dog"]))
     rows = [tuple(row.locator("td").all_inner_texts()) for row in visitor.page.locator("#doses tbody tr").all()]
-    assert rows == [(f"{dose:g}", caption) for dose, caption in doses]
+    assert [strength for strength, _ in rows] == [f"{dose:g}" for dose, _ in doses]
+    assert all(shown.startswith(caption) for (_, shown), (_, caption) in zip(rows, doses, strict=True))
+    assert visitor.page.locator("#doses del:has-text('dog')").count() > 0
     before = visitor.html()
     visitor.page.locator("#doses tbody tr").nth(1).click()
     visitor.answer(before)
@@ -476,7 +542,8 @@ def test_the_page_fits_the_window_and_is_accessible(visit, size, scheme):
     visitor.press("#tune", "#tried")
     visitor.press("#dose", "#doses")
     visitor.page.wait_for_selector("#plain button", timeout=WAIT)
-    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    visitor.page.wait_for_selector("#swaps details", timeout=WAIT)
+    visitor.page.locator("#swaps summary").click()
     visitor.page.locator("#easel .brush").click()
     assert visitor.too_wide() <= 0
     steer = serious(visitor.page)
@@ -676,7 +743,7 @@ def test_a_waiting_request_can_be_stopped(slow, browser, slow_address):
     late.page.wait_for_timeout(300)
     late.page.locator("#stop").click()
     assert wait_until_settled(late, 9000)[1] == before
-    assert other.page.locator("#said .card").count() == 2
+    assert other.page.locator("#said .card").count() == 1
     for visitor in (other, late):
         assert visitor.problems == []
         visitor.close()
@@ -688,7 +755,7 @@ def test_the_list_of_concepts_closes_after_a_pick(visit):
     visitor.page.locator("#minus [role=option]").first.click()
     visitor.page.wait_for_selector("#minus [role=option]", state="detached", timeout=WAIT)
     visitor.press()
-    assert visitor.page.locator("#said .card").count() == 2
+    assert visitor.page.locator("#said .card").count() == 1
 
 
 def test_choosing_the_same_example_again_clears_the_mark(visit):

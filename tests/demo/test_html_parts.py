@@ -66,9 +66,11 @@ def everything(text):
     data = {"word": text, text: [text, 1, None]}
     button = html_parts.button(text, data, image=IMAGE, pressed=True)
     return {
-        "captions": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,))),
+        "captions": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,)), with_baseline=True),
+        "steered caption": html_parts.captions(make_result(f"{text} dog", f"{text} cat", notes=(text,))),
         "clickable caption": html_parts.clickable_caption("dog cup", lambda one: text if one == "dog" else None),
         "named buttons": html_parts.named_buttons(text, [button]),
+        "folded buttons": html_parts.folded_buttons(text, [button]),
         "unseen word": html_parts.captions(make_seen(text, 0.1)),
         "hint": html_parts.hint(text),
         "error message": html_parts.error_message(SpecError(text)),
@@ -99,7 +101,15 @@ def test_a_text_from_outside_adds_no_tag_and_no_attribute(text):
 @evil
 def test_a_text_from_outside_is_shown_unchanged(text):
     parts = everything(text)
-    counts = {"captions": 3, "hint": 1, "error message": 1, "table": 6, "empty table": 1, "button": 1}
+    counts = {
+        "captions": 3,
+        "steered caption": 2,
+        "hint": 1,
+        "error message": 1,
+        "table": 6,
+        "empty table": 1,
+        "button": 1,
+    }
     for name, count in counts.items():
         assert Reader(parts[name]).text.count(" ".join(text.split())) == count, name
     assert values(parts["button"], "title") == [text]
@@ -131,12 +141,23 @@ def test_row_data_arrives_unchanged(text, data):
 # Captions
 
 
-def test_both_captions_are_shown_with_their_differences():
-    read = Reader(html_parts.captions(make_result("a dog in a park", "a cat in a park", notes=("a note.",))))
-    assert read.marks == [("del", "dog"), ("ins", "cat")]
-    assert read.text.startswith("baseline a dog in a park steered a cat in a park")
+def test_the_steered_caption_is_shown_and_says_what_is_gone():
+    markup = html_parts.captions(make_result("a dog in a park", "a cat in a park", notes=("a note.",)))
+    read = Reader(markup)
+    assert read.marks == [("ins", "cat")]
+    assert read.text.startswith("Steered, it says a cat in a park")
+    assert "a dog" not in read.text  # the page shows the baseline above
+    assert [json.loads(value) for value in values(markup, "data-gone")] == [["dog"]]
     assert read.text.endswith("a note.")
     assert ("div", "role", "status") in read.attributes  # announced by screen readers
+
+
+def test_the_answer_to_another_question_stands_beside_its_own_baseline():
+    markup = html_parts.captions(make_result("a dog in a park", "a cat in a park"), with_baseline=True)
+    read = Reader(markup)
+    assert read.marks == [("del", "dog"), ("ins", "cat")]
+    assert read.text.startswith("Without the edit a dog in a park Steered, it says a cat in a park")
+    assert values(markup, "data-gone") == ["[]"]  # the caption above is the answer to another question
 
 
 def test_a_sub_unit_of_two_concepts_is_counted_once():
@@ -155,7 +176,7 @@ def test_sub_units_that_are_only_read_are_not_counted_as_changed():
 @pytest.mark.parametrize(("share", "shown"), [(0.07, "7%"), (-0.3, "0%"), (0.49, "49%")])
 def test_an_unseen_word_has_its_share_beside_it_and_no_second_note(share, shown):
     text = Reader(html_parts.captions(make_seen("umbrella", share))).text
-    assert f"umbrella not seen: {shown} \N{MIDDLE DOT} left as it is" in text
+    assert f"umbrella not seen: {shown} \N{MIDDLE DOT} left as it is; seen means at least 50%." in text
     assert "is not seen in this image" not in text
     assert text.endswith("another.")
 
@@ -177,7 +198,7 @@ def test_the_longest_known_words_of_a_caption_are_buttons():
 
 
 def test_captions_may_be_empty():
-    assert Reader(html_parts.captions(make_result("", ""))).text.startswith("baseline steered 0 sub-units")
+    assert Reader(html_parts.captions(make_result("", ""))).text.startswith("Steered, it says 0 sub-units")
 
 
 def test_screen_readers_announce_hints_and_errors():
@@ -198,6 +219,11 @@ def test_a_table_has_a_cell_for_each_value_and_a_button_for_each_row():
     assert row_data(markup) == [data for data, _ in lines]
     assert read.text == "Found label similarity via unit dog 0.5 x 7 cat 1 y -8"
     assert values(markup, "scope") == ["col"] * 4
+
+
+def test_only_cells_that_say_so_are_html():
+    lines = [({}, ("<b>a</b>", "<b>b</b>", html_parts.Html("<b>c</b>")))]
+    assert Reader(html_parts.table("t", ("x", "y", "z"), lines)).tags.count("b") == 1
 
 
 def test_cells_with_numbers_have_their_own_class():
@@ -238,6 +264,14 @@ def test_one_of_several_buttons_is_pressed():
     assert row_data(markup) == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert values(markup, "role") == ["group"]
     assert html_parts.button_row("Numbers", []) == ""
+
+
+def test_folded_buttons_open_with_their_title():
+    markup = html_parts.folded_buttons("Instead", [html_parts.button("cat", {"instead": "cat"})])
+    assert Reader(markup).tags[:2] == ["details", "summary"]
+    assert Reader(markup).text == "Instead cat"
+    assert values(markup, "open") == []
+    assert html_parts.folded_buttons("Instead", []) == ""
 
 
 def test_an_image_strip_shows_its_images_in_order_or_says_that_there_are_none():

@@ -236,7 +236,7 @@ def test_an_address_opens_its_atlas_where_everything_works(visit, second):
     assert visitor.page.locator("#set-gamma input").input_value() == "-50"
     visitor.page.wait_for_selector("#plain button:has-text('cat')", timeout=WAIT)  # the first image's caption
     visitor.words("minus", "cat")
-    visitor.page.wait_for_selector("#swaps button", timeout=WAIT)
+    visitor.page.wait_for_selector("#swaps details", timeout=WAIT)
     assert "mode scale has no strength" in visitor.press("#dose", "#doses")
     visitor.words("minus")
     visitor.example("teddy")
@@ -279,7 +279,7 @@ def test_two_requests_run_at_a_time_over_all_pages(visit, demo):
     before = [visitor.start() for visitor in visitors]
     for visitor, old in zip(visitors, before, strict=True):
         visitor.answer(old)
-        assert visitor.page.locator("#said .card").count() == 2
+        assert visitor.page.locator("#said .card").count() == 1
     counts = [int(line) for line in demo[1].read_text().split()]
     assert (len(counts), max(counts)) == (4, 2)
 

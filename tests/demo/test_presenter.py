@@ -11,6 +11,7 @@ from PIL import Image
 
 from elude_steer import Steerer
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.vocabulary import FUNCTION_WORDS
 from elude_steer.demo import html_parts
 from elude_steer.demo.presenter import DOSES, HINTS, TUNABLE, Presenter
 from elude_steer.demo.recipes import shipped_examples
@@ -140,7 +141,9 @@ def test_the_calibrated_words_of_the_caption_can_be_clicked(presenter, steerer):
     expected = [word for word in caption.split() if word in calibrated]
     assert "dog" in expected
     assert row_data(markup) == [{"word": word} for word in expected]
-    assert Reader(markup).text == f"The model says {caption} Click a word to remove it."
+    assert Reader(markup).text == (
+        f"The model says {caption} Click a word to remove it; click it again to put something else there."
+    )
 
 
 def test_other_forms_of_a_calibrated_word_send_the_word(presenter):
@@ -161,7 +164,7 @@ def test_words_that_could_stand_there_instead_are_offered(presenter):
     assert set(swaps) <= set(presenter.known_words.values())
     markup = presenter.swap_buttons(["dog", "street"])
     assert row_data(markup) == [{"instead": word} for word in swaps]
-    assert "Instead of 'dog'" in Reader(markup).text
+    assert "What could stand there instead of 'dog'" in Reader(markup).text
     assert presenter.swap_buttons([]) == presenter.swap_buttons([" "]) == ""
     assert "script" not in Reader(presenter.swap_buttons([EVIL])).tags
     with pytest.raises(SpecError, match="has 101 characters"):
@@ -197,7 +200,13 @@ def test_a_dose_curve_has_the_caption_of_each_strength(presenter, steerer, minus
         assert caption == steerer.explain(DOG, plan).caption
     markup = presenter.dose_table(request, doses)
     assert row_data(markup) == [{"strength": dose} for dose in DOSES]
-    assert other_cells(markup) == [[caption] for _, caption in doses]
+    for cells, (_, caption) in zip(other_cells(markup), doses, strict=True):
+        marks = Reader(cells[0]).marks
+        gone = [word for tag, word in marks if tag == "del"]
+        assert Reader(cells[0]).text == " ".join([caption, *gone])
+        assert not {*gone} & {*caption.split()}
+        assert {word for tag, word in marks if tag == "ins"} <= {*caption.split()} - {*doses[0][1].split()}
+        assert bool(marks) == ({*caption.split()} - {*FUNCTION_WORDS} != {*doses[0][1].split()} - {*FUNCTION_WORDS})
     same = len({caption for _, caption in doses}) == 1
     assert same == (minus == ["umbrella"])
     assert ("The caption is the same at every strength." in markup) == same

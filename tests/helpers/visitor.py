@@ -145,7 +145,7 @@ class Visitor:
 
     def captions(self):
         """The baseline and the steered caption."""
-        return tuple(self.page.locator(f"#said .{kind} p").inner_text() for kind in ("baseline", "steered"))
+        return tuple(self.page.locator(where).first.inner_text() for where in ("#plain p", "#said .steered p"))
 
     def open(self, accordion):
         self.page.locator(f"#{accordion} > button, #{accordion} .label-wrap").first.click()

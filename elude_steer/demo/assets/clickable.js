@@ -17,7 +17,7 @@ element.addEventListener('click', async (event) => {
     return;
   }
   const row = event.target.closest('[data-row]') ?? event.target.closest('tbody tr')?.querySelector('[data-row]');
-  if (!row) return;
+  if (!row || window.eludeSteerAgain?.(row)) return;
   element.querySelectorAll('[aria-pressed=true]').forEach((other) => other.removeAttribute('aria-pressed'));
   row.setAttribute('aria-pressed', 'true');
   trigger('select', JSON.parse(row.dataset.row));

@@ -1,5 +1,5 @@
 // The image viewer: switches between the image and its heat maps, and has a brush to mark a region.
-// props.value is {views: [{name, source}], chosen}; a new image adds {fresh, box, example}: a number that identifies the
+// props.value is {views: [{name, source, framed}], chosen}; a new image adds {fresh, box, example}: a number that identifies the
 // load, a region to mark as [left, top, right, bottom] in shares of the image, and the number of the example, if it is
 // one. A new image clears the mark.
 const find = (selector) => element.querySelector(selector);
@@ -23,8 +23,9 @@ function showView(index) {
   find('.legend').hidden = !index;
   if (!list.length) return;
   const view = list[index];
+  find('.framed').hidden = !view.framed;
   shown.src = view.source;
-  shown.alt = index ? `where ${view.name} fires; framed: the patches that were changed` : 'the image';
+  shown.alt = index ? `where ${view.name} fires${view.framed ? '; framed: the patches that were changed' : ''}` : 'the image';
   views.replaceChildren(...(list.length < 2 ? [] : list).map((one, number) => {
     const button = document.createElement('button');
     button.type = 'button';
