@@ -6,10 +6,10 @@ Every row of a kind edits the same scenes. Rows: the atlas as shipped; the paper
 leaves out words that are not seen; with parts of `place` exchanged, one at a time: its detectors by those of raw units
 or of a random split, its regions by those of another word, or by the true ones, its directions by supervised
 differences of means, or by those of another word. The bound of removal is no edit: the scene is drawn again without the
-object. Adding a thing has controls of its own: the same size of block, but a random one, the one that words claim most,
-and the one that is empty by the truth. Columns: edits that did what was asked, what else of the caption was kept, captions that name something that is
-neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence, nothing named twice.
-Side effects: how far the next-token distributions move where what is removed is not there.
+object. Adding a thing has controls of its own: a block of the same size, but a random one, the one that is claimed most,
+or one that is empty in truth. Columns: edits that did what was asked, what else of the caption was kept, captions that
+name something that is neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence,
+nothing named twice. Side effects: how far the next-token distributions move where what is removed is not there.
 """
 
 from __future__ import annotations
@@ -173,6 +173,18 @@ class Trial:
 
         return lambda kind: self.score_plans(kind, self.steerer, make_plan)
 
+    def score_outnumbering(self) -> Score:
+        """The score of replacing a thing and adding another in a free place, in scenes with room for that."""
+        replaced = {task.case: task for task in make_tasks(self.world, self.baselines, "replace", self.seed)}
+        added = make_tasks(self.world, self.baselines, "add", self.seed + 1)
+        tasks = [
+            replace(replaced[task.case], second=("", task.added[0]))
+            for task in added
+            if task.case in replaced and task.plus != replaced[task.case].plus
+        ]
+        outcomes = run_edits(self.steerer, self.world, tasks, lambda task: plan_or_empty(self.steerer, task, {}))
+        return summarize("add", outcomes)
+
     def claims(self, case: int) -> np.ndarray:
         """How much the words claim each patch of the tile that shows the whole image."""
         vlm, atlas = self.steerer.vlm, self.steerer.atlas
@@ -266,6 +278,7 @@ def rows_of_add(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
         "random block": trial.add_to_least(trial.random_block),
         "most claimed block": trial.add_to_least(most_claimed),
         "truly empty block": trial.add_to_least(trial.covered),
+        "beside a replacement": lambda _kind: trial.score_outnumbering(),
         "whole image": lambda kind: trial.score(kind, trial.steerer, {"fit": 0}),
     }
 

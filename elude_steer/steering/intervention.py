@@ -34,8 +34,8 @@ from elude_steer.steering.regions import (
 )
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
-# Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has attributes `shape` and `boxes`,
-# as `ImagePatches` has, those give rows and columns of the patches, and where they lie.
+# Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has attributes `shape` and
+# `boxes`, as `ImagePatches` has, those give rows and columns of the patches, and where they lie.
 FindPatches = Callable[[Region], np.ndarray]
 # Values that the plans of one image share: activations by sub-units, and where they are strongest.
 ImageMemo = dict[tuple[Any, ...], torch.Tensor]
@@ -182,9 +182,7 @@ class PreparedPlan:
                 gains = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = source.references.activation[list(numbers)].to(device)
                 scaled.append(ScaledConcept(concept, weights[numbers], gains, reference))
-        return cls(
-            plan, tuple(scaled), tuple(placed), source.d_out, shape, lambda q: source.read_all_words(q, layer)
-        )
+        return cls(plan, tuple(scaled), tuple(placed), source.d_out, shape, lambda q: source.read_all_words(q, layer))
 
     def presences(self, q: torch.Tensor, find_patches: FindPatches | None = None) -> dict[str, float]:
         """For each minus word in mode place, how much of what images with it reach this image reaches."""

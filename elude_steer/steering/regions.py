@@ -1,5 +1,4 @@
-"""Which patches an edit touches: those in a box or mask that the user marks, those where a concept fires most, or those
-of a free place.
+"""Which patches an edit touches: those that the user marks, those where a concept fires most, or a free place.
 
 A region is a set of patches of one image. `Region` is one that the user marks, and `ImagePatches` says which patches of
 one image a marked region covers. A free place is a block of patches that the calibrated words claim least.
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from elude_steer.models.vlm import Vlm
 
 FREE_SIDE = 3 / 8  # side of a free place, as a share of that of the image; a quarter or a half measures worse
-FREE_CLAIM = 1.0  # a free place is claimed less than this multiple of the image's mean; above it, captions invent things
+FREE_CLAIM = 1.0  # a free place is claimed less than this multiple of the image's mean; beyond, captions invent more
 _WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
 
 
@@ -173,7 +172,7 @@ def overview_tile(boxes: np.ndarray) -> int:
 
 
 def patches_inside(boxes: np.ndarray) -> np.ndarray:
-    """Which patches show more of the image than of the padding around it, `(patches,)` bool for boxes `(patches, 4)`."""
+    """Which patches have their centre in the image, not in the padding: `(patches,)` bool for boxes `(patches, 4)`."""
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2
     return ((centre > 0) & (centre < 1)).all(-1)
 
@@ -214,7 +213,7 @@ def find_free_blocks(claims: np.ndarray, usable: np.ndarray, limits: Sequence[fl
 
 
 def cover_block(block: np.ndarray, tile: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """The patches of all tiles that show a block of patches of one tile, `(tiles, patches)` bool; none for an empty one.
+    """The patches of all tiles that show a block of patches of one tile, `(tiles, patches)` bool.
 
     Args:
         block: `(patches,)` bool.

@@ -200,7 +200,8 @@ def result_notes(
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]
     notes, missed = [], unseen_words(plan, seen)
-    homeless = [c.word for c in plan.concepts if plan.needs_free_place(c) and not maps[c.word][1].any()]
+    homeless = [c.word for c in plan.concepts if plan.needs_free_place(c) and c.word in maps]
+    homeless = [word for word in homeless if not maps[word][1].any()]
     left = [concept for concept in plan.concepts if (plan.partner(concept) or concept).word in missed]
     for concept in plan.concepts:
         if concept.word in missed:

@@ -97,7 +97,7 @@ class Task:
         minus: the object to remove, which the baseline names; empty to only add.
         plus: the object to put in its place, or anywhere; None to only remove.
         present: whether `minus` is in the image; otherwise the caption should stay as it is.
-        second: another object to replace at the same time, and the object to put in its place.
+        second: another object to replace at the same time, and the object to put in its place; the first may be empty.
     """
 
     case: int
@@ -110,7 +110,7 @@ class Task:
     @property
     def removed(self) -> tuple[str, ...]:
         """All that is to go."""
-        return (*([self.minus] if self.minus else []), *([self.second[0]] if self.second else []))
+        return tuple(word for word in (self.minus, self.second[0] if self.second else "") if word)
 
     @property
     def added(self) -> tuple[str, ...]:
