@@ -6,10 +6,11 @@ Every row of a kind edits the same scenes. Rows: the atlas as shipped; the paper
 leaves out words that are not seen; with parts of `place` exchanged, one at a time: its detectors by those of raw units
 or of a random split, its regions by those of another word, or by the true ones, its directions by supervised
 differences of means, or by those of another word. The bound of removal is no edit: the scene is drawn again without the
-object. Adding a thing has controls of its own: a block of the same size, but a random one, the one that is claimed most,
-or one that is empty in truth. Columns: edits that did what was asked, what else of the caption was kept, captions that
-name something that is neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence,
-nothing named twice. Side effects: how far the next-token distributions move where what is removed is not there.
+object. Adding a thing has controls of its own: a block of the same size, but a random one, the one that is claimed
+most, or one that is empty in truth. Columns: edits that did what was asked, what else of the caption was kept, captions
+that name something that is neither there nor asked for, and clean edits: done, all else kept, nothing invented, a
+sentence, nothing named twice. Side effects: how far the next-token distributions move where what is removed is not
+there.
 """
 
 from __future__ import annotations

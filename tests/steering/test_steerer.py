@@ -386,7 +386,8 @@ def test_steer_takes_the_model_its_dtype_and_the_length_of_the_answer(scenes):
 
 def test_steer_refuses_mistakes_before_it_loads_a_model(scenes, monkeypatch):
     monkeypatch.setattr(Steerer, "load", lambda *_, **__: pytest.fail("a model was loaded"))
-    for call in ({"minus": ""}, {"minus": "dog", "nu": 0}, {"plus": "dog"}, {"minus": "dog", "where": (5, 5, 5, 9)}):
+    where = {"minus": "dog", "where": (5, 5, 5, 9)}
+    for call in ({"minus": ""}, {"minus": "dog", "nu": 0}, {"plus": "dog", "fit": 2}, where):
         with pytest.raises(SpecError):
             es.steer(scenes[0].image, **call, device="meta")  # a device that no cached steerer has
     with pytest.raises(AtlasError, match="there is no atlas 'nosuch'"):
