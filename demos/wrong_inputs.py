@@ -25,7 +25,6 @@ steer notes.txt --minus dog
 steer cut.png --minus dog
 steer scene.png --minsu dog
 steer scene.png --minus dog --plus ' DOG'
-steer scene.png --plus dog
 steer scene.png --plus dog --where 80,20,10,40
 steer scene.png --plus dog --where 1,2,3
 steer scene.png --plus dog --where 500,500,600,600

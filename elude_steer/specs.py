@@ -262,7 +262,7 @@ class Settings:
         hint="the share of its usual reading from which a word counts as seen (place)",
         demo=4,
     )
-    force: bool = _setting(False, "Change minus words that are not seen, too, in place.")
+    force: bool = _setting(False, "Change minus words that are not seen, and add words where no place is free (place).")
     min_similarity: float = _setting(0.3, "Refuse words whose closest label is less similar than this cosine.")
     alpha: float = _setting(
         15.0,

@@ -6,9 +6,11 @@ Every row of a kind edits the same scenes. Rows: the atlas as shipped; the paper
 leaves out words that are not seen; with parts of `place` exchanged, one at a time: its detectors by those of raw units
 or of a random split, its regions by those of another word, or by the true ones, its directions by supervised
 differences of means, or by those of another word. The bound of removal is no edit: the scene is drawn again without the
-object. Columns: edits that did what was asked, what else of the caption was kept, captions that name something that is
-neither there nor asked for, and clean edits: done, all else kept, nothing invented, a sentence, nothing named twice.
-Side effects: how far the next-token distributions move where what is removed is not there.
+object. Adding a thing has controls of its own: a block of the same size, but a random one, the one that is claimed
+most, or one that is empty in truth. Columns: edits that did what was asked, what else of the caption was kept, captions
+that name something that is neither there nor asked for, and clean edits: done, all else kept, nothing invented, a
+sentence, nothing named twice. Side effects: how far the next-token distributions move where what is removed is not
+there.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ from elude_steer.evaluation.edits.benchmark import (
 )
 from elude_steer.evaluation.edits.fluency import divergences
 from elude_steer.evaluation.edits.sweep import plan_or_empty
+from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.steering.caption_batches import caption_unsteered
 from elude_steer.steering.plan import Plan
+from elude_steer.steering.regions import FREE_SIDE, find_free_blocks, measure_claims
 from elude_steer.steering.steerer import Steerer
 
-KINDS = ("remove", "replace", "two", "place", "absent")
+KINDS = ("remove", "replace", "two", "place", "absent", "add")
 COLUMNS = ("success", "kept", "invented", "clean")
 PAPER: dict[str, Any] = {"mode": "scale", "gamma": -50, "alpha": 50}  # the best strengths of a sweep
 SHIFT = 7  # how many words further another word's region or direction is taken from
@@ -160,6 +164,53 @@ class Trial:
         minus = {word: {"where": mask(word)} for word in task.removed}
         return self.steerer.prepare_plan(minus, list(task.added))[0]
 
+    def add_to_least(self, measure: Callable[[int], np.ndarray]) -> Callable[[str], Score]:
+        """Scores additions in the block that has least of a measure of each patch, `(rows, columns)`, of a case."""
+
+        def make_plan(task: Task) -> Plan:
+            values = measure(task.case)
+            (block,) = find_free_blocks(values, np.ones(values.shape, bool), [np.inf])
+            return self.steerer.prepare_plan((), list(task.added), block)[0]
+
+        return lambda kind: self.score_plans(kind, self.steerer, make_plan)
+
+    def score_outnumbering(self) -> Score:
+        """The score of replacing a thing and adding another in a free place, in scenes with room for that."""
+        replaced = {task.case: task for task in make_tasks(self.world, self.baselines, "replace", self.seed)}
+        added = make_tasks(self.world, self.baselines, "add", self.seed + 1)
+        tasks = [
+            replace(replaced[task.case], second=("", task.added[0]))
+            for task in added
+            if task.case in replaced and task.plus != replaced[task.case].plus
+        ]
+        outcomes = run_edits(self.steerer, self.world, tasks, lambda task: plan_or_empty(self.steerer, task, {}))
+        return summarize("add", outcomes)
+
+    def claims(self, case: int) -> np.ndarray:
+        """How much the words claim each patch of the tile that shows the whole image."""
+        vlm, atlas = self.steerer.vlm, self.steerer.atlas
+        q = run_prefix(vlm, [self.world.cases[case].image]).q[0][0]
+        return measure_claims(atlas.read_all_words(q, vlm.layer)).detach().numpy().reshape(self.shape)
+
+    def covered(self, case: int) -> np.ndarray:
+        """The share of each patch that a thing or clutter covers in truth."""
+        truth, (rows, columns) = self.scenes[case][1].truth > 0, self.shape
+        high, wide = truth.shape
+        return truth.reshape(rows, high // rows, columns, wide // columns).mean((1, 3))
+
+    def random_block(self, case: int) -> np.ndarray:
+        """Zero on a random block of the size of a free place, else one."""
+        rng, values = np.random.default_rng([self.seed, case]), np.ones(self.shape)
+        high, wide = (round(FREE_SIDE * side) for side in self.shape)
+        top, left = rng.integers(self.shape[0] - high + 1), rng.integers(self.shape[1] - wide + 1)
+        values[top : top + high, left : left + wide] = 0
+        return values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in a tile."""
+        return self.steerer.vlm.patch_shape or (1, 1)
+
     def score(self, kind: str, steerer: Steerer[Any], settings: Mapping[str, Any]) -> Score:
         """The score of a steerer with some settings."""
         return self.score_plans(kind, steerer, lambda task: plan_or_empty(steerer, task, settings))
@@ -214,6 +265,25 @@ def rows(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
     }
 
 
+def rows_of_add(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
+    """The rows of additions."""
+
+    def most_claimed(case: int) -> np.ndarray:
+        claims = trial.claims(case)
+        return claims.max() - claims
+
+    return {
+        "as shipped": lambda kind: trial.score(kind, trial.steerer, {}),
+        "scale (the paper's mode)": lambda kind: trial.score(kind, trial.steerer, PAPER),
+        "directions of another word": lambda kind: trial.score(kind, trial.another_words("directions"), {}),
+        "random block": trial.add_to_least(trial.random_block),
+        "most claimed block": trial.add_to_least(most_claimed),
+        "truly empty block": trial.add_to_least(trial.covered),
+        "beside a replacement": lambda _kind: trial.score_outnumbering(),
+        "whole image": lambda kind: trial.score(kind, trial.steerer, {"fit": 0}),
+    }
+
+
 def main() -> None:
     """Print the table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,17 +291,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=90210)
     parser.add_argument("--work", type=Path, required=True, help="folder for the activations of scenes")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of edits; all by default")
     options = parser.parse_args()
     trial, found = Trial(options.seed, options.scenes, options.work), []
     print(f"{'':40}{'edits':>6}{''.join(f'{name:>10}' for name in COLUMNS)}")
-    for name, score_row in rows(trial).items():
-        for kind in KINDS:
-            score = score_row(kind)
-            if score is not None:
-                found.append({"row": name, **score.to_dict()})
-                cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
-                print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
-    for name, settings in {"as shipped": {}, "no gate": {"force": True}, "scale": PAPER}.items():
+    others = [kind for kind in options.kinds if kind != "add"]
+    tables = [(rows, others)] if others else []
+    tables += [(rows_of_add, ["add"])] if "add" in options.kinds else []
+    for make_rows, kinds in tables:
+        for name, score_row in make_rows(trial).items():
+            for kind in kinds:
+                score = score_row(kind)
+                if score is not None:
+                    found.append({"row": name, **score.to_dict()})
+                    cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
+                    print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
+    gates: dict[str, dict[str, Any]] = {"as shipped": {}, "no gate": {"force": True}, "scale": PAPER}
+    for name, settings in gates.items() if "absent" in options.kinds else ():
         found.append({"row": name, "side effects": trial.side_effects(settings)})
         print(f"{name + ', side effects in nats a token':46}{found[-1]['side effects']:10.4f}", flush=True)
     if options.json:

@@ -184,6 +184,10 @@ class Atlas:
         weights = weights.to(everything.weight)
         return LinearReading(weights @ everything.weight, weights @ everything.bias + bias)
 
+    def read_all_words(self, q: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Readings `(…, W)` of the detectors of all calibrated words, for inputs `(…, d_in)` of the layer."""
+        return self.require_calibration().read_all(self.sub_units(range(len(self)), layer).activations(q))
+
     def require_calibration(self) -> Calibration:
         """The calibration; raises if the atlas has none."""
         if self.calibration is None:

@@ -65,6 +65,11 @@ class Calibration:
         """The weights of all sub-units, `(S,)`, and the bias."""
         return self.weights[row].float() * self.scale[row], float(self.bias[row])
 
+    def read_all(self, activations: torch.Tensor) -> torch.Tensor:
+        """Readings `(…, W)` of all words, for activations `(…, S)` of the sub-units."""
+        weights, scale, bias = (values.to(activations) for values in (self.weights, self.scale, self.bias))
+        return activations @ weights.T * scale + bias
+
     def direction(self, row: int) -> torch.Tensor:
         """What the word adds to the stream, `(d_out,)`."""
         return self.directions[row].float()

@@ -26,10 +26,10 @@ from elude_steer.cli.options import (
 @click.option("--plus", metavar="WORD", help="With IMAGE: the concept to add.")
 @click.option(
     "--kind",
-    type=click.Choice(["remove", "replace", "two", "place", "absent"]),
+    type=click.Choice(["remove", "replace", "two", "place", "absent", "add"]),
     default="remove",
     show_default=True,
-    help="Kind of edits; two replaces two objects, place the place, absent removes what is not there.",
+    help="Kind of edits; two replaces two objects, place the place, absent removes what is not there, add only adds.",
 )
 @click.option(
     "--scenes",

@@ -241,18 +241,9 @@ class Presenter(StoppableRequests):
 
     def _steer_here(self, request: EditRequest) -> SteeredCaption:
         image = self._open_image(request)
-        region, settings = self._read_edit(request)
+        region, settings = request.region_and_settings()
         plan, notes = self.steerer.prepare_plan(request.minus, request.plus, region, settings)
         return self.steerer.explain(image, plan, prompt=request.prompt or PROMPT, notes=notes)
-
-    def _read_edit(self, request: EditRequest) -> tuple[Any, dict[str, Any]]:
-        """The region and the settings of an edit; raises if nothing says where an added concept goes."""
-        region, settings = request.region_and_settings()
-        if region is None and not request.minus and settings.get("mode", self.atlas_settings.mode) == "place":
-            raise SpecError(
-                f"'{request.plus[0]}' needs a place: name what it replaces under Remove, or mark a region of the image."
-            )
-        return region, settings
 
     def _notes(self, request: EditRequest) -> list[str]:
         """What influenced the result but may be out of sight: folded settings and the mark."""
@@ -299,7 +290,7 @@ class Presenter(StoppableRequests):
 
     def _try_doses_here(self, request: EditRequest) -> list[tuple[float, str]]:
         image = self._open_image(request)
-        region, settings = self._read_edit(request)
+        region, settings = request.region_and_settings()
         if settings.get("mode", self.atlas_settings.mode) != "place":
             raise SpecError("mode scale has no strength; choose mode place under Settings to see a dose curve.")
         plans = [

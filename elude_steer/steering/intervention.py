@@ -22,11 +22,20 @@ from elude_steer.errors import ModelError
 from elude_steer.method.concept_fit import find_region
 from elude_steer.method.layers import SubUnits, layer_parameters
 from elude_steer.steering.plan import Concept, Plan
-from elude_steer.steering.regions import Region, strongest_mask
+from elude_steer.steering.regions import (
+    FREE_CLAIM,
+    Region,
+    cover_block,
+    find_free_blocks,
+    measure_claims,
+    overview_tile,
+    patches_inside,
+    strongest_mask,
+)
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 
-# Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has an attribute `shape`, as
-# `ImagePatches` has, that gives rows and columns of the patches.
+# Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has attributes `shape` and
+# `boxes`, as `ImagePatches` has, those give rows and columns of the patches, and where they lie.
 FindPatches = Callable[[Region], np.ndarray]
 # Values that the plans of one image share: activations by sub-units, and where they are strongest.
 ImageMemo = dict[tuple[Any, ...], torch.Tensor]
@@ -123,6 +132,7 @@ class PreparedPlan:
         placed: its concepts in mode place.
         d_out: units of the layer.
         shape: rows and columns of a tile's patches. None: those of the image's `FindPatches`, else a single row.
+        read_all_words: gives the readings `(patches, W)` of all calibrated words for inputs `(patches, d_in)`.
     """
 
     plan: Plan
@@ -130,6 +140,7 @@ class PreparedPlan:
     placed: tuple[PlacedConcept, ...]
     d_out: int
     shape: tuple[int, int] | None
+    read_all_words: Callable[[torch.Tensor], torch.Tensor]
 
     @classmethod
     def from_plan(
@@ -171,7 +182,7 @@ class PreparedPlan:
                 gains = torch.tensor([edit.amount for edit in concept.edits], device=device)
                 reference = source.references.activation[list(numbers)].to(device)
                 scaled.append(ScaledConcept(concept, weights[numbers], gains, reference))
-        return cls(plan, tuple(scaled), tuple(placed), source.d_out, shape)
+        return cls(plan, tuple(scaled), tuple(placed), source.d_out, shape, lambda q: source.read_all_words(q, layer))
 
     def presences(self, q: torch.Tensor, find_patches: FindPatches | None = None) -> dict[str, float]:
         """For each minus word in mode place, how much of what images with it reach this image reaches."""
@@ -188,9 +199,11 @@ class PreparedPlan:
         """Where a concept is taken out or put in, `(tiles, tokens)` bool.
 
         That is what the user marked; else where the detector of the minus concept reads it, and nowhere if it is not
-        seen. A plus concept takes the region of its minus concept.
+        seen. A plus concept takes the region of its minus concept, or else a free place, and none if no place is free.
         """
         skipped = self._token_layout(q, find_patches)[2]
+        if self.plan.needs_free_place(placed.concept):
+            return F.pad(self._free_place(placed, q, find_patches, {} if memo is None else memo), (skipped, 0))
         marked = self._marked_region(placed.concept)
         if marked is not None:
             if find_patches is None:
@@ -198,14 +211,38 @@ class PreparedPlan:
             region = torch.from_numpy(find_patches(marked)).to(q.device).reshape(len(q), -1)
             return F.pad(region, (skipped, 0))
         minus = self.plan.partner(placed.concept) if placed.concept.is_placed else placed.concept
-        found = next((one for one in self.placed if one.concept is minus), None)
-        if found is None:
-            raise ModelError("nothing says where to place the plus words.")
+        found = next(one for one in self.placed if one.concept is minus)
         settings, readings = found.concept.settings, found.readings(q, skipped, memo)
         if not settings.force and found.presence(q, skipped, memo) < settings.seen:
             return torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
         region = find_region(readings.flatten(), settings.fit).reshape(readings.shape)
         return F.pad(region, (skipped, 0))
+
+    def _free_place(
+        self, placed: PlacedConcept, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo
+    ) -> torch.Tensor:
+        """A place that is claimed by no word and holds no other plus concept, `(tiles, patches)` bool."""
+        rows, columns, skipped = self._token_layout(q, find_patches)
+        if not placed.concept.settings.fit:
+            return torch.ones(len(q), rows * columns, dtype=torch.bool, device=q.device)
+        boxes = getattr(find_patches, "boxes", None)  # (tiles, patches, 4)
+        if boxes is None and len(q) > 1:
+            raise ModelError("a free place in an image of several tiles needs to know which part each of them shows.")
+        tile = 0 if boxes is None else overview_tile(boxes)
+        if ("claims",) not in memo:
+            memo["claims",] = measure_claims(self.read_all_words(q[tile, skipped:]).detach())
+        usable = np.ones(rows * columns, bool) if boxes is None else patches_inside(boxes[tile])
+        free = []
+        for one in (one for one in self.placed if one.concept.is_placed):
+            if not self.plan.needs_free_place(one.concept):
+                usable &= ~self.region(one, q, find_patches, memo)[tile, skipped:].cpu().numpy()
+            elif one.concept.settings.fit:
+                free.append(one)
+        limits = [np.inf if one.concept.settings.force else FREE_CLAIM for one in free]
+        claims = memo["claims",].cpu().numpy().reshape(rows, columns)
+        block = find_free_blocks(claims, usable.reshape(rows, columns), limits)[free.index(placed)].ravel()
+        region = block[None] if boxes is None else cover_block(block, boxes[tile], boxes)
+        return torch.from_numpy(region).to(q.device)
 
     def _marked_region(self, concept: Concept) -> Region | None:
         """The region that the user marked for a concept; a plus concept without one goes where its minus one is."""
@@ -262,7 +299,7 @@ class PreparedPlan:
 
         Both are `(tiles, patches)` arrays.
         """
-        skipped = self._token_layout(q, find_patches)[2]
+        skipped, memo = self._token_layout(q, find_patches)[2], ImageMemo()
         maps: dict[str, tuple[Any, Any]] = {}
         for scaled in self.scaled:
             now = scaled.activations(q)
@@ -270,7 +307,7 @@ class PreparedPlan:
             touched = scaled.strongest_tokens(now, skipped).float().mean(-1)[:, skipped:]
             maps[scaled.concept.word] = (fires.cpu().numpy(), touched.cpu().numpy())
         for placed in self.placed:
-            region = self.region(placed, q, find_patches)[:, skipped:].float()
+            region = self.region(placed, q, find_patches, memo)[:, skipped:].float()
             maps[placed.concept.word] = (placed.readings(q, skipped).clamp_min(0).cpu().numpy(), region.cpu().numpy())
         order = [concept.word for concept in self.plan.concepts]
         return {word: maps[word] for word in order if word in maps}

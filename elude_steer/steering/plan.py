@@ -4,7 +4,8 @@ A concept is something to remove (`minus`) or to add (`plus`), named by a word. 
 labels are closest to the word stand for it, and each is multiplied where it fires. In mode `place`, the detector of the
 closest calibrated word reads the sub-units: it says whether a minus concept is in the image, and on which patches. What
 the concept carries in the residual stream is taken out there, and what a plus concept carries is put in. The first plus
-concept takes the region of the first minus concept, the second that of the second, unless the user marks a region.
+concept takes the region of the first minus concept, the second that of the second, unless the user marks a region. A
+plus concept for which no minus concept is left goes to a free place, which is found in each image.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Plan:
 
     Attributes:
         concepts: minus concepts first, each role in the order of the words.
-        where: the region of concepts that have none themselves; None is where the minus concepts fire.
+        where: the region of concepts that have none themselves; None is where the minus concepts fire, or a free place
+            for plus concepts that outnumber them.
         atlas: the name of the atlas that numbers the sub-units.
         weights: the fingerprint of that atlas.
 
@@ -152,6 +154,10 @@ class Plan:
         number = placed.index(concept)
         return removed[number] if number < len(removed) else None
 
+    def needs_free_place(self, concept: Concept) -> bool:
+        """Whether a plus concept goes to a free place: no region is marked for it, and it takes that of no other."""
+        return concept.is_placed and self.marked_region(concept) is None and self.partner(concept) is None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `Plan.from_dict` reads them back."""
         return asdict(self)
@@ -209,6 +215,8 @@ class Plan:
             return "in the marked region"
         if partner is not None:
             return f"in place of '{partner.word}'"
+        if concept.is_placed:
+            return "in a free place" if settings.fit else "in the whole image"
         where = f"where it reads at least {settings.fit:.0%} of its peak" if settings.fit else "in the whole image"
         return where if settings.force else f"{where}, if it is seen"
 
@@ -268,7 +276,7 @@ def read_concepts(
     removed, added = _read_words("minus", minus), _read_words("plus", plus)
     if both := sorted(set(removed) & set(added)):
         raise SpecError(f"'{both[0]}' is in minus and in plus; a concept is either removed or added.")
-    region = Region.from_value(where)
+    Region.from_value(where)
     merge_settings(settings or {}, defaults or {})  # wrong ones are refused even if there is no word
     concepts: list[Concept] = []
     roles: tuple[tuple[Literal["minus", "plus"], dict[str, tuple[str, Mapping[str, Any]]]], ...]
@@ -279,24 +287,7 @@ def read_concepts(
             chosen = merge_settings(own, settings or {}, defaults or {})
             own_region = Region.from_value(values.get("where"))
             concepts.append(Concept(word, role, chosen, (), own_region))
-    _check_places(concepts, region)
     return concepts
-
-
-def _check_places(concepts: Sequence[Concept], region: Region | None) -> None:
-    """Raise if nothing says where a plus concept goes."""
-    placed = [c for c in concepts if c.is_placed and c.where is None and region is None]
-    removed = [c for c in concepts if c.role == "minus" and c.is_regional]
-    if placed and not removed:
-        raise SpecError(
-            f"'{placed[0].word}' can only be placed somewhere: name what it replaces (minus), or give where (a box or "
-            "mask)."
-        )
-    if len(placed) > len(removed):
-        raise SpecError(
-            f"'{placed[len(removed)].word}' has no place: each word to add takes that of one word to remove, and there "
-            f"are {len(placed)} to add and {len(removed)} to remove; name one more in minus, or give where."
-        )
 
 
 def check_foldable(concepts: Sequence[Concept]) -> None:

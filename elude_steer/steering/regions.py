@@ -1,19 +1,19 @@
-"""Which patches an edit touches: those in a box or mask that the user marks, or those where a concept fires most.
+"""Which patches an edit touches: those that the user marks, those where a concept fires most, or a free place.
 
 A region is a set of patches of one image. `Region` is one that the user marks, and `ImagePatches` says which patches of
-one image a marked region covers.
+one image a marked region covers. A free place is a block of patches that the calibrated words claim least.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import AtlasError, SpecError
 from elude_steer.models.images import open_image
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from elude_steer.models.vlm import Vlm
 
+FREE_SIDE = 3 / 8  # side of a free place, as a share of that of the image; a quarter or a half measures worse
+FREE_CLAIM = 1.0  # a free place is claimed less than this multiple of the image's mean; beyond, captions invent more
 _WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
 
 
@@ -152,6 +154,77 @@ class ImagePatches:
     def shape(self) -> tuple[int, int]:
         """Rows and columns of patches in a tile."""
         return self.known_shape or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
+
+    @property
+    def boxes(self) -> np.ndarray | None:
+        """Where the patches lie, `(tiles, patches, 4)` as fractions of the image; None if its size is unknown."""
+        try:
+            return self.vlm.grid(self.size()).boxes
+        except AtlasError:
+            return None
+
+
+def overview_tile(boxes: np.ndarray) -> int:
+    """The tile that shows the largest part of an image; of equal ones the first."""
+    shown = boxes.clip(0, 1)
+    low, high = shown[..., :2].min(1), shown[..., 2:].max(1)  # (tiles, 2) each
+    return int((high - low).prod(-1).round(6).argmax())
+
+
+def patches_inside(boxes: np.ndarray) -> np.ndarray:
+    """Which patches have their centre in the image, not in the padding: `(patches,)` bool for boxes `(patches, 4)`."""
+    centre = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return ((centre > 0) & (centre < 1)).all(-1)
+
+
+def measure_claims(readings: torch.Tensor) -> torch.Tensor:
+    """How much the words claim each patch of an image, `(patches,)`.
+
+    A word claims patches where it reads more than on average: a beach that is everywhere claims nothing.
+
+    Args:
+        readings: `(patches, W)` of the detectors of all words.
+    """
+    return (readings - readings.mean(0)).clamp_min(0).sum(-1)
+
+
+def find_free_blocks(claims: np.ndarray, usable: np.ndarray, limits: Sequence[float]) -> list[np.ndarray]:
+    """The blocks of patches that are claimed least, one after the other, none on another: `(rows, columns)` bool each.
+
+    Args:
+        claims: `(rows, columns)` of `measure_claims`.
+        usable: `(rows, columns)` bool, the patches that may be in a block.
+        limits: for each block the share of the image's mean claim that it must stay below; otherwise it is empty.
+    """
+    high, wide = (max(1, round(FREE_SIDE * side)) for side in claims.shape)
+    windows = np.lib.stride_tricks.sliding_window_view
+    means = windows(claims.astype(float), (high, wide)).mean((2, 3))
+    usable, blocks = usable.copy(), []
+    for limit in limits:
+        possible = np.where(windows(usable, (high, wide)).all((2, 3)), means, np.inf)
+        top, left = np.unravel_index(possible.argmin(), possible.shape)  # of equal blocks the first
+        block = np.zeros(claims.shape, bool)
+        claim = possible[top, left]
+        if claim == 0 or (np.isfinite(claim) and claim < limit * claims.mean(dtype=float)):
+            block[top : top + high, left : left + wide] = True
+        usable &= ~block
+        blocks.append(block)
+    return blocks
+
+
+def cover_block(block: np.ndarray, tile: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """The patches of all tiles that show a block of patches of one tile, `(tiles, patches)` bool.
+
+    Args:
+        block: `(patches,)` bool.
+        tile: `(patches, 4)` the patches of the block's tile, as fractions of the image.
+        boxes: `(tiles, patches, 4)` those of all tiles.
+    """
+    if not block.any():
+        return np.zeros(boxes.shape[:2], bool)
+    inside = tile[block].clip(0, 1)
+    (left, top), (right, bottom) = inside[:, :2].min(0).tolist(), inside[:, 2:].max(0).tolist()
+    return Region(box=(left, top, right, bottom)).covered_patches(boxes, (1, 1))
 
 
 def strongest_mask(activations: torch.Tensor, nu: int | str, per: str) -> torch.Tensor:

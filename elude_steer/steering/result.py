@@ -206,6 +206,8 @@ def result_notes(
     if not plan.concepts:
         return ["nothing was asked for: name a word in minus or plus."]
     notes, missed = [], unseen_words(plan, seen)
+    homeless = [c.word for c in plan.concepts if plan.needs_free_place(c) and c.word in maps]
+    homeless = [word for word in homeless if not maps[word][1].any()]
     left = [concept for concept in plan.concepts if (plan.partner(concept) or concept).word in missed]
     for concept in plan.concepts:
         if concept.word in missed:
@@ -214,7 +216,12 @@ def result_notes(
             notes.append(f"'{concept.word}' is not seen in this image ({reached}); {what}; `--force` edits anyway.")
         elif concept.role == "minus" and concept.word not in seen and _peak(maps, concept.word) < 0.1:
             notes.append(f"'{concept.word}' hardly fires in this image: there may be nothing to remove.")
-    if caption == baseline and not missed:
+        elif concept.word in homeless:
+            notes.append(
+                f"there is no free place for '{concept.word}' in this image, so it was left out: name what it replaces "
+                "(`--minus`), mark a region (`--where`), or take the place that is claimed least (`--force`)."
+            )
+    if caption == baseline and not missed and not homeless:
         placed = any(concept.settings.mode == "place" for concept in plan.concepts)
         notes.append(
             "the caption did not change; try "

@@ -166,7 +166,7 @@ class Steerer(Generic[Source]):
                 of these, which are captioned in batches and give a list of results.
             minus: words of concepts to remove.
             plus: words of concepts to add.
-            where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
+            where: in mode `place`, a box in pixels or a mask; by default where minus concepts fire, or a free place.
             prompt: the question.
             max_new_tokens: the longest answer.
             baseline: whether to make the caption without edits too.
@@ -408,7 +408,7 @@ def steer(
             these, which are captioned in batches and give a list of results.
         minus: words of concepts to remove.
         plus: words of concepts to add.
-        where: in mode `place`, a box in pixels or a mask; by default where the minus concepts fire.
+        where: in mode `place`, a box in pixels or a mask; by default where minus concepts fire, or a free place.
         atlas: a folder, a name, or a Hub id; by default the one that comes with the package.
         model: another copy of the model; by default the id in the atlas.
         device: where the model computes.

@@ -76,3 +76,6 @@ class SubUnitSource(Protocol):
 
     def detector(self, row: int, layer: nn.Module, /) -> Callable[[torch.Tensor], torch.Tensor]:
         """The detector of a calibrated word: from inputs `(…, d_in)` of the layer to readings `(…)`."""
+
+    def read_all_words(self, q: torch.Tensor, layer: nn.Module, /) -> torch.Tensor:
+        """Readings `(…, W)` of the detectors of all calibrated words, for inputs `(…, d_in)` of the layer."""

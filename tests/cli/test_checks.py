@@ -15,7 +15,6 @@ MISTAKES = [
     ("steer dog.png --minus ''", "a concept is a word, not ''"),
     ("steer dog.png --minus dog,", "a concept is a word, not ''"),
     ("steer dog.png --minus dog --plus Dog", "'dog' is in minus and in plus"),
-    ("steer dog.png --plus dog", "can only be placed somewhere"),
     ("steer dog.png --minus dog --where 5,5,1,9", "the box (5.0, 5.0, 1.0, 9.0) is empty"),
     ("steer dog.png --plus dog --where 500,5,600,9", "lies outside the image, which is 96 x 96 pixels"),
     ("steer none.png --minus dog", "'none.png' cannot be read: No such file"),

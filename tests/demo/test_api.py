@@ -305,5 +305,5 @@ def test_a_lent_gpu_runs_the_model_and_passes_on_errors(steerer):
     assert lent.caption(request.image) == here.caption(request.image) == two.baseline
     assert len(calls) == 5
     for answer in (lent.steer, lent.try_doses):
-        with pytest.raises(SpecError, match="needs a place"):
-            answer(make_request(DOG, (), ("cat",)))
+        with pytest.raises(SpecError, match="knows nothing like 'democracy'"):
+            answer(make_request(DOG, ("democracy",)))

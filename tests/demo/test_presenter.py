@@ -226,7 +226,6 @@ def test_a_dose_curve_runs_the_tower_once(presenter, monkeypatch):
     [
         ({"path": None}, ImageError, "there is no image yet"),
         ({"minus": ()}, SpecError, "name a concept to remove or to add"),
-        ({"minus": (), "plus": ("cat",)}, SpecError, "'cat' needs a place"),
         ({"minus": ("a" * 101,)}, SpecError, "has 101 characters"),
         ({"minus": ("dog",) * 9}, SpecError, "at most 8 concepts"),
         ({"prompt": "a" * 1001}, SpecError, "at most 1,000 characters"),
@@ -527,9 +526,10 @@ def test_notes_name_settings_and_marks_that_are_out_of_sight(presenter, options,
     assert not any("Settings" in note for note in result.notes[:start])
 
 
-def test_adding_alone_needs_a_mark_in_mode_place(presenter):
-    with pytest.raises(SpecError, match="'cat' needs a place: name what it replaces under Remove, or mark a region of"):
-        presenter.steer(make_request(minus=[], plus=["cat"]))
+def test_adding_alone_takes_a_free_place(presenter):
+    result = presenter.steer(make_request(minus=[], plus=["cat"]))
+    assert "put in with strength 1 in a free place" in str(result.plan)
+    assert result.maps["cat"][1].any() and "cat" in result.caption
     assert presenter.steer(make_request(minus=[], plus=["cat"], mode="scale")).plan.words("plus") == ("cat",)
 
 

@@ -123,12 +123,12 @@ def test_a_gpu_is_borrowed_where_the_package_spaces_is(tmp_path, needs_demo, ste
         assert fetch(address, process) is not None, (tmp_path / "log").read_text()
         calls = [
             ("steer", {"image": "dog", "minus": ["dog"], "plus": ["biker"]}),
-            ("steer", {"image": "dog", "plus": ["cat"]}),
+            ("steer", {"image": "dog", "minus": ["democracy"]}),
         ]
         _, (failed, texts), (refused, (error,)) = call("mcp", address, *calls)
     result = steerer.steer(DEMOS / "images" / "toyland-dog.png", minus=["dog"], plus=["biker"])
     assert not failed and texts[:2] == [result.baseline, result.caption]
-    assert refused and "'cat' needs a place" in error
+    assert refused and "knows nothing like 'democracy'" in error
     assert (tmp_path / "log").read_text().count("lent") == 2
 
 

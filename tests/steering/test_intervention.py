@@ -275,10 +275,41 @@ def test_tokens_before_the_patches_are_in_no_region(atlas, layer, q):
     assert fitted.presences(q)["dog"] == pytest.approx(prepare(atlas, layer, placed("dog")).presences(q[:, 1:])["dog"])
 
 
-def test_placing_without_a_region_is_an_error(atlas, layer, q):
-    for plan in ((placed("cow", "plus"),), (concept(atlas, [1]), placed("cow", "plus"))):
-        with pytest.raises(ModelError, match="nothing says where to place the plus words"):
-            prepare(atlas, layer, *plan).output_change(q)
+def test_a_plus_word_alone_goes_where_the_words_claim_least(atlas, layer, q):
+    """A row of ten patches: the four neighbours on which the readings of all words exceed their means least."""
+    one = q[:1]
+    readings = torch.stack([atlas.detector(row, layer)(one[0]) for row in range(len(WORDS))], 1)
+    torch.testing.assert_close(atlas.read_all_words(one[0], layer), readings)
+    claims = (readings - readings.mean(0)).clamp_min(0).sum(1)
+    start = min(range(7), key=lambda i: claims[i : i + 4].sum().item())
+    there = torch.zeros(1, PATCHES, dtype=torch.bool)
+    there[0, start : start + 4] = True
+    for words in ((placed("cow", "plus", strength=2),), (concept(atlas, [1], amounts=[1]), placed("cow", "plus"))):
+        expected = there[..., None] * words[-1].settings.strength * direction("cow", atlas)
+        agrees(prepare(atlas, layer, *words).output_change(one), expected)
+    maps = prepare(atlas, layer, placed("cow", "plus", force=True), placed("hen", "plus", force=True)).maps(one)
+    assert (maps["cow"][1] == there.numpy()).all()
+    assert maps["hen"][1].sum() in (0, 4) and not (maps["cow"][1] * maps["hen"][1]).any()
+    whole = prepare(atlas, layer, placed("cow", "plus", fit=0)).maps(q)
+    assert whole["cow"][1].all()
+
+
+def test_a_free_place_is_the_same_part_of_every_tile(atlas, layer, q):
+    """The second tile shows the whole image, the others its halves."""
+    row = np.arange(PATCHES) / PATCHES
+    whole = np.stack([row, 0 * row, row + 1 / PATCHES, 0 * row + 1], 1)
+    half = whole * [0.5, 1, 0.5, 1]
+    boxes = np.stack([half, whole, half + np.array([0.5, 0, 0.5, 0])])
+    cow = prepare(atlas, layer, placed("cow", "plus", force=True))
+    with pytest.raises(ModelError, match="several tiles needs to know which part each of them shows"):
+        cow.output_change(q)
+    finder = SimpleNamespace(boxes=boxes, shape=(1, PATCHES))
+    alone = cow.maps(q[1:2])["cow"][1][0]
+    touched = cow.maps(q, finder)["cow"][1]
+    assert (touched[1] == alone).all()
+    assert (np.concatenate([touched[0], touched[2]]) == alone.repeat(2)).all()
+    finder.boxes = (boxes - [0.3, 0, 0.3, 0]) / [0.4, 1, 0.4, 1]  # only patches 3 to 6 show the image
+    assert cow.maps(q, finder)["cow"][1][1].nonzero()[0].tolist() == [3, 4, 5, 6]
 
 
 def test_a_strength_of_zero_has_no_effect(atlas, layer, q):

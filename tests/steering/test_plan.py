@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elude_steer.errors import SpecError
 from elude_steer.steering.plan import Concept, Detector, Edit, Plan, read_concepts
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import merge_settings
@@ -164,19 +163,33 @@ def test_a_plus_word_has_the_minus_word_of_the_same_place_in_order_as_partner():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "free"),
     [
-        ({"plus": ["cow"]}, "'cow' can only be placed somewhere"),
-        ({"minus": {"dog": {"mode": "scale"}}, "plus": ["cow"]}, "'cow' can only be placed somewhere"),
-        ({"minus": ["dog"], "plus": ["cow", "hen"]}, "'hen' has no place: .* there are 2 to add and 1 to remove"),
-        ({"minus": ["dog", "cat"], "plus": ["a", "b", "c"]}, "'c' has no place: .* are 3 to add and 2 to remove"),
+        ({"plus": ["cow"]}, ["cow"]),
+        ({"minus": {"dog": {"mode": "scale"}}, "plus": ["cow"]}, ["cow"]),
+        ({"minus": ["dog"], "plus": ["cow", "hen"]}, ["hen"]),
+        ({"minus": ["dog"], "plus": {"cow": {"mode": "scale"}, "hen": {}}}, []),
+        ({"minus": ["dog", "cat"], "plus": ["a", "b", "c"]}, ["c"]),
     ],
 )
-def test_more_words_to_place_than_regions_are_refused(call, message):
-    with pytest.raises(SpecError, match=message):
-        read_concepts(**call, settings={"mode": "place"})
-    assert read_concepts(**call, where=(1, 2, 3, 4), settings={"mode": "place"})
-    assert read_concepts(**call, settings={"mode": "scale"})
+def test_words_to_place_that_outnumber_the_regions_go_to_free_places(call, free):
+    def find(**more):
+        plan = Plan(tuple(read_concepts(**call, **more)), Region.from_value(more.get("where")))
+        return [concept.word for concept in plan.concepts if plan.needs_free_place(concept)]
+
+    assert find(settings={"mode": "place"}) == free
+    assert find(settings={"mode": "place"}, where=(1, 2, 3, 4)) == []
+    assert find(settings={"mode": "scale"}) == []
+
+
+def test_a_plan_says_that_a_word_goes_to_a_free_place():
+    plan = Plan((placed("cow", "plus", strength=2), placed("hen", "plus", fit=0)))
+    assert str(plan).splitlines()[::2] == [
+        "+cow: put in with strength 2 in a free place",
+        "+hen: put in with strength 1 in the whole image",
+    ]
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert plan.has_effect and not plan.is_linear
 
 
 def test_words_with_a_region_need_no_minus_word():

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from elude_steer.errors import ImageError, SpecError
-from elude_steer.steering.regions import Region, strongest_mask
+from elude_steer.steering.regions import (
+    Region,
+    cover_block,
+    find_free_blocks,
+    measure_claims,
+    overview_tile,
+    patches_inside,
+    strongest_mask,
+)
 
 
 def grid(rows, columns):
@@ -224,3 +232,68 @@ def test_equal_activations_give_no_more_than_nu_patches():
 def test_tile_and_image_are_the_same_for_one_tile():
     values = torch.randn(1, 9, 3, generator=torch.Generator().manual_seed(5))
     assert torch.equal(strongest_mask(values, 4, "tile"), strongest_mask(values, 4, "image"))
+
+
+# Free places
+
+
+def corners(blocks):
+    """Top, left, bottom and right of each block; None for an empty one."""
+    found = []
+    for block in blocks:
+        rows, columns = block.nonzero()
+        found.append((rows.min(), columns.min(), rows.max() + 1, columns.max() + 1) if len(rows) else None)
+        assert not len(rows) or block.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+    return found
+
+
+def test_a_word_that_reads_the_same_everywhere_claims_nothing():
+    readings = torch.zeros(64, 3)
+    readings[:, 0] = 1.0  # a place
+    readings[10:20, 1] = 1.0
+    claims = measure_claims(readings)
+    assert (claims[10:20] > 0.8).all() and not claims[:10].any() and not claims[20:].any()
+    torch.testing.assert_close(measure_claims(readings + 5), claims)
+
+
+def test_free_blocks_lie_where_nothing_is_planted():
+    claims = np.ones((8, 8))
+    claims[4:7, 1:4] = 0
+    claims[0:3, 5:8] = 0.2
+    every = np.ones((8, 8), bool)
+    assert corners(find_free_blocks(claims, every, [1, 1])) == [(4, 1, 7, 4), (0, 5, 3, 8)]
+    assert corners(find_free_blocks(claims, every, [1, 0.1, 1])) == [(4, 1, 7, 4), None, (0, 5, 3, 8)]
+    usable = every.copy()
+    usable[5, 2] = False
+    assert corners(find_free_blocks(claims, usable, [1])) == [(0, 5, 3, 8)]
+    assert not usable[5, 2] and usable.sum() == 63  # the caller's array is unchanged
+
+
+def test_where_everything_is_claimed_no_block_is_free():
+    even, every = np.ones((8, 8)), np.ones((8, 8), bool)
+    assert corners(find_free_blocks(even, every, [1, np.inf])) == [None, (0, 0, 3, 3)]  # of equal blocks the first
+    assert corners(find_free_blocks(even, ~every, [1, np.inf])) == [None, None]
+    assert corners(find_free_blocks(0 * even, every, [1, np.inf])) == [(0, 0, 3, 3), (0, 3, 3, 6)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((1, 1), (1, 1)), ((1, 10), (1, 4)), ((27, 27), (10, 10)), ((2, 16), (1, 6))]
+)
+def test_free_blocks_have_three_eighths_of_each_side(shape, block):
+    assert corners(find_free_blocks(np.zeros(shape), np.ones(shape, bool), [1])) == [(0, 0, *block)]
+
+
+def test_a_block_covers_the_same_part_of_all_tiles():
+    whole = grid(4, 4)[0]
+    quarter = whole * 0.5  # the upper left one
+    padded = whole * [1, 2, 1, 2] - [0, 0.5, 0, 0.5]  # the image is in the second and the third row
+    boxes = np.stack([quarter, whole, padded])
+    assert overview_tile(boxes) == 1
+    assert patches_inside(whole).all()
+    assert patches_inside(padded).reshape(4, 4).all(1).tolist() == [False, True, True, False]
+    block = np.zeros((4, 4), bool)
+    block[:2, :2] = True
+    covered_by = cover_block(block.ravel(), whole, boxes).reshape(3, 4, 4)
+    assert covered_by[0].all() and (covered_by[1] == block).all()
+    assert np.argwhere(covered_by[2]).tolist() == [[1, 0], [1, 1]]
+    assert not cover_block(~block.ravel() & block.ravel(), whole, boxes).any()

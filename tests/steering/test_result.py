@@ -180,6 +180,16 @@ def test_a_concept_that_hardly_fires_gives_a_note():
     assert result_notes("a cat", "a cat", Plan(), {}, {}) == ["nothing was asked for: name a word in minus or plus."]
 
 
+def test_a_word_without_a_free_place_gives_a_note_that_says_what_to_do():
+    plan = Plan((Concept("cow", "plus", Settings(mode="place"), ()),))
+    readings, nowhere, somewhere = np.zeros((1, 4)), np.zeros((1, 4)), np.eye(1, 4)
+    (note,) = result_notes("a dog", "a dog", plan, {"cow": (readings, nowhere)}, {})
+    assert note.startswith("there is no free place for 'cow' in this image, so it was left out: name what it replaces")
+    assert all(cure in note for cure in ("`--minus`", "`--where`", "`--force`")) and "\n" not in note
+    (note,) = result_notes("a dog", "a dog", plan, {"cow": (readings, somewhere)}, {})
+    assert note.startswith("the caption did not change")
+
+
 def test_words_that_are_not_seen_give_notes_that_say_what_was_left():
     def place(word, role="minus", where=None, **settings):
         return Concept(word, role, Settings(mode="place", **settings), (), Region.from_value(where))

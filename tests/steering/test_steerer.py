@@ -299,12 +299,6 @@ def test_settings_of_a_word_override_those_of_the_plan(steerer):
         ({"minus": ["dog"], "nu": "al"}, SpecError, "nu: must be .*, not 'al'"),
         ({"minus": ["dog"], "gamma": float("nan")}, SpecError, "gamma: must be a finite number, not nan"),
         ({"minus": ["dog"], "plus": ["dog"]}, SpecError, "'dog' is in minus and in plus"),
-        ({"plus": ["dog"], "mode": "place"}, SpecError, r"'dog' can only be placed somewhere"),
-        (
-            {"minus": ["dog", "cat"], "plus": ["cow", "bird", "fish"], "mode": "place"},
-            SpecError,
-            "'fish' has no place: .* there are 3 to add and 2 to remove; name one more in minus, or give where",
-        ),
         ({"minus": ["dog"], "strength": -1}, SpecError, "strength: must be a finite number of at least 0, not -1"),
         ({"minus": ["dog"], "mode": "push"}, SpecError, r"mode.*push"),
         ({"minus": {"dog": {"gama": 3}}}, SpecError, "no setting 'gama'. Did you mean 'gamma'"),
@@ -392,7 +386,8 @@ def test_steer_takes_the_model_its_dtype_and_the_length_of_the_answer(scenes):
 
 def test_steer_refuses_mistakes_before_it_loads_a_model(scenes, monkeypatch):
     monkeypatch.setattr(Steerer, "load", lambda *_, **__: pytest.fail("a model was loaded"))
-    for call in ({"minus": ""}, {"minus": "dog", "nu": 0}, {"plus": "dog"}, {"minus": "dog", "where": (5, 5, 5, 9)}):
+    where = {"minus": "dog", "where": (5, 5, 5, 9)}
+    for call in ({"minus": ""}, {"minus": "dog", "nu": 0}, {"plus": "dog", "fit": 2}, where):
         with pytest.raises(SpecError):
             es.steer(scenes[0].image, **call, device="meta")  # a device that no cached steerer has
     with pytest.raises(AtlasError, match="there is no atlas 'nosuch'"):
@@ -488,6 +483,40 @@ def test_two_words_are_exchanged_in_order(steerer, scenes):
     assert not (maps[first][1] == maps[second][1]).all()
     assert (maps["cow"][1] == maps[first][1]).all()
     assert (maps["boat"][1] == maps[second][1]).all()
+
+
+def test_a_plus_word_alone_takes_a_free_place_in_every_path(steerer, scenes):
+    """The same by `explain`, in batches, inside `applied` and in `embeds`, on images of one and several tiles."""
+    images = [scene.image for scene in scenes]
+    plan = steerer.plan(plus=["boat", "kite"])
+    results = steerer.explain_each(images, plan)
+    for scene, result in zip(scenes, results, strict=True):
+        boat, kite = (result.maps[word][1] for word in ("boat", "kite"))
+        assert boat[0].sum() == 9 and boat[1:].any()  # 3 x 3 patches of the tile that shows the whole image
+        assert not (boat * kite).any() and (kite[0].sum() == 9) == kite.any()
+        assert any("no free place for 'kite'" in note for note in result.notes) == (not kite.any())
+        assert result.caption == steerer.captions([scene.image], [[plan]])[0][0]
+        with steerer.applied(plan):
+            assert steerer.vlm.caption([scene.image]) == [result.caption]
+            features = steerer.vlm.embed_images(steerer.vlm.inputs([scene.image]))[0]
+        torch.testing.assert_close(steerer.embeds(scene.image, plan), features, rtol=1e-3, atol=1e-3)
+    assert any("boat" in result.caption for result in results)
+    with steerer.applied(plan):
+        assert len(steerer.vlm.caption(images)) == len(images)
+    idle = steerer.plan(plus=["boat"], strength=0)
+    assert torch.equal(logits(steerer, images, idle), logits(steerer, images, applied=False))
+
+
+def test_a_free_place_avoids_what_else_is_placed(steerer, scenes):
+    scene, box = scenes[0], (0, 0, 48, 48)
+    first = scene.objects[0]
+    plan = steerer.plan(minus=[first], plus={"cow": {}, "hat": {"where": box}, "boat": {"force": True}})
+    assert [plan.needs_free_place(concept) for concept in plan.concepts] == [False, False, False, True]
+    maps = steerer.explain(scene.image, plan).maps
+    assert maps["boat"][1][0].sum() == 9
+    assert not (maps["boat"][1] * np.maximum(maps["cow"][1], maps["hat"][1])).any()
+    whole = steerer.explain(scene.image, steerer.plan(plus=["boat"], fit=0))
+    assert whole.maps["boat"][1].all() and "in the whole image" in str(whole.plan)
 
 
 def test_a_strength_of_zero_changes_no_bit(steerer, scenes):

@@ -154,3 +154,7 @@ class NamedDictionary:
         weights, bias = self.require_calibration().detector(row)
         weights = weights.to(self.dictionary.write.device)
         return lambda q: self.dictionary.read(q.float()) @ weights + bias
+
+    def read_all_words(self, q: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Readings of the detectors of all calibrated words."""
+        return self.require_calibration().read_all(self.dictionary.read(q.float()))

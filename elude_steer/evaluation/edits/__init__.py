@@ -4,8 +4,9 @@ from typing import Literal, get_args
 
 from elude_steer.errors import SpecError
 
-# Of edits: `two` replaces two objects at once, `place` replaces the place, `absent` removes what is not there.
-Kind = Literal["remove", "replace", "two", "place", "absent"]
+# Of edits: `two` replaces two objects at once, `place` replaces the place, `absent` removes what is not there, `add`
+# only adds an object.
+Kind = Literal["remove", "replace", "two", "place", "absent", "add"]
 KINDS = " or ".join(", ".join(map(repr, get_args(Kind))).rsplit(", ", 1))  # in words
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of edits: remove an object, replace it by another, or remove one that is not there; score the caption.
+"""The benchmark of edits: remove an object, replace it, add one, or remove one that is not there; score the caption.
 
 The objects in each image are known: from toyland's scenes, COCO's annotations, or several captions of a photo. An edit
 names only words; its score compares the captions before and after. Toyland's grammar tells whether the caption is still
@@ -76,6 +76,7 @@ class World:
         vocabulary: the names of all objects.
         read: returns what a caption names.
         places: the names of all places, where they are known.
+        max_objects: the largest number of objects that a caption can name; None if there is no limit.
     """
 
     name: str
@@ -83,6 +84,7 @@ class World:
     vocabulary: tuple[str, ...]
     read: Callable[[str], Reading]
     places: tuple[str, ...] = ()
+    max_objects: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,10 @@ class Task:
     Attributes:
         case: index of the image in `World.cases`.
         baseline: the unsteered caption.
-        minus: the object to remove, which the baseline names.
-        plus: the object to put in its place; None to only remove.
+        minus: the object to remove, which the baseline names; empty to only add.
+        plus: the object to put in its place, or anywhere; None to only remove.
         present: whether `minus` is in the image; otherwise the caption should stay as it is.
-        second: another object to replace at the same time, and the object to put in its place.
+        second: another object to replace at the same time, and the object to put in its place; the first may be empty.
     """
 
     case: int
@@ -108,7 +110,7 @@ class Task:
     @property
     def removed(self) -> tuple[str, ...]:
         """All that is to go."""
-        return (self.minus, self.second[0]) if self.second else (self.minus,)
+        return tuple(word for word in (self.minus, self.second[0] if self.second else "") if word)
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -228,14 +230,15 @@ def toyland_world(seed: int, count: int, *, min_objects: int = 2, min_visible: f
         return Reading(frozenset(parsed.objects), places, parsed.well_formed, repeated)
 
     name = f"toyland:{seed}:{min_objects}:{min_visible:g}"
-    return World(name, cases[:count], tuple(OBJECTS), read, tuple(PLACES))
+    return World(name, cases[:count], tuple(OBJECTS), read, tuple(PLACES), _MAX_OBJECTS)
 
 
 def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0) -> list[Task]:
     """One edit per image, of an object that is there and that the baseline names; skip images without one.
 
     For `absent` it is an object that is not there and that the baseline does not name; for `place` it is the place; for
-    `two` there are two objects.
+    `two` there are two objects. For `add` it is an object that is not there; images with as many objects as a caption
+    can name are left out.
     """
     if kind not in get_args(Kind):
         raise SpecError(f"an edit is {KINDS}, not '{kind}'.")
@@ -250,6 +253,9 @@ def make_tasks(world: World, baselines: Sequence[str], kind: Kind, seed: int = 0
         absent = [word for word in all_words if word not in known | case.possible | named]
         if kind == "absent":
             tasks += [Task(number, caption, absent[rng.integers(len(absent))], present=False)] if absent else []
+        elif kind == "add":
+            if absent and (world.max_objects is None or len(known | named) < world.max_objects):
+                tasks.append(Task(number, caption, "", absent[rng.integers(len(absent))]))
         elif kind == "two":
             if len(removable) > 1 and len(absent) > 1:
                 (first, second), (new, other) = (rng.permutation(words)[:2].tolist() for words in (removable, absent))

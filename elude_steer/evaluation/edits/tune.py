@@ -37,7 +37,7 @@ _SCALE = {"kappa": (12, 24), "nu": (6, 10, 16)}
 GRIDS: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]] = {
     **{("place", kind): _PLACE for kind in get_args(Kind)},
     **{("scale", kind): {"gamma": (-15, -50), **_SCALE} for kind in ("remove", "absent")},
-    **{("scale", kind): {"alpha": (5, 20), **_SCALE} for kind in ("replace", "two", "place")},
+    **{("scale", kind): {"alpha": (5, 20), **_SCALE} for kind in ("replace", "two", "place", "add")},
 }
 
 

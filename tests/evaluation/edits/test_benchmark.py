@@ -226,8 +226,21 @@ def test_a_place_is_replaced_by_another_place():
     assert make_tasks(replace(world, places=()), baselines, "place") == []
 
 
+def test_an_object_that_is_not_there_is_added_where_a_caption_has_room():
+    world = replace(make_world("dog beach", "dog cat ball", "dog cat"), max_objects=3)
+    baselines = ["a dog on the beach.", "a dog a cat a ball.", "a dog a bird."]
+    (task,) = make_tasks(world, baselines, "add")  # the others have three objects, one of them only in the caption
+    assert (task.case, task.removed, task.added) == (0, (), (task.plus,)) and task.plus not in ("dog", "")
+    assert len(make_tasks(replace(world, max_objects=None), baselines, "add", seed=3)) == 3
+    done = score_caption(world, task, f"a dog a {task.plus} on the beach.")
+    assert done.clean and done.gone and done.kept == 1
+    assert not score_caption(world, task, baselines[0]).success
+    assert score_caption(world, task, f"a {task.plus} on the beach.").kept == 0.5
+    assert toyland_world(3, 1).max_objects == 3
+
+
 def test_an_unknown_kind_of_edit_is_refused():
-    with pytest.raises(SpecError, match=r"an edit is 'remove', 'replace', 'two', 'place' or 'absent', not 'swap'\."):
+    with pytest.raises(SpecError, match=r"an edit is 'remove', .*, 'absent' or 'add', not 'swap'\."):
         make_tasks(make_world("dog"), ["a dog."], "swap")
 
 

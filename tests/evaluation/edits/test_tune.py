@@ -105,7 +105,7 @@ def test_notes_tell_about_absent_words_and_failed_edits(steerer, scene):
         ({}, r"name the concept to remove: tune\(steerer, image, minus='dog'\)"),
         ({"plus": "dog"}, "name the concept to remove"),
         ({"minus": "dog", "kind": "replace"}, r"so plus is needed: tune\(steerer, image, minus='dog', plus='biker'\)"),
-        ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove', .* 'place' or 'absent'"),
+        ({"minus": "dog", "kind": "swap"}, "kind is 'swap'; an edit is 'remove', .* 'absent' or 'add'"),
         ({"minus": ["dog", "cat"]}, "one concept at a time: minus='dog'"),
         ({"minus": 5}, "a concept is a word, not an int"),
         ({"minus": "dog", "by": "gone"}, "by is 'gone'"),
