@@ -142,5 +142,6 @@ class Labels:
         write_file(folder / LABEL_NAMES, lambda file: file.write(text.encode()))
         arrays = {"words": self.words, "scores": self.scores, "groups": self.groups}
         write_tensors(
-            folder / LABEL_SCORES, {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+            folder / LABEL_SCORES,
+            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
         )

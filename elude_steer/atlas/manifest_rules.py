@@ -197,7 +197,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _finite(value: Any) -> bool:
-    return type(value) is int and abs(value) < 10**18 or type(value) is float and math.isfinite(value)
+    return (type(value) is int and abs(value) < 10**18) or (type(value) is float and math.isfinite(value))
 
 
 def _is_str(value: Any) -> bool:
@@ -264,7 +264,9 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "evaluation": (_is_evaluation, "the results of an evaluation"),
     "files": (
-        lambda value: isinstance(value, dict) and all(_is_hash(digest) and len(digest) == 64 for digest in value.values()),
+        lambda value: (
+            isinstance(value, dict) and all(_is_hash(digest) and len(digest) == 64 for digest in value.values())
+        ),
         "the names of files and their hashes",
     ),
     "checksum": (_is_hash, "a hash"),

@@ -159,7 +159,9 @@ def _header_problems(
         if found is None or dtype not in types:
             yield f"'{name}' must be a tensor of {' or '.join(types)}"
             return
-        expected = [sizes.setdefault(size, found[place] if place < len(found) else 0) for place, size in enumerate(shape)]
+        expected = [
+            sizes.setdefault(size, found[place] if place < len(found) else 0) for place, size in enumerate(shape)
+        ]
         if found != expected or 0 in found:
             yield f"'{name}' has shape {ascii(found)[:60]}, which does not fit the others: it must be {expected}"
             return
@@ -300,7 +302,7 @@ def _not_finite(tensors: Tensors, *names: str) -> Iterator[str]:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest magnitude in a tensor, or one that is not finite. Its bits, without the sign, are in the same order."""
+    """The largest magnitude in a tensor, or one that is not finite; the bits without the sign have the same order."""
     values = tensor.numpy()
     bits = values.view(np.uint16 if values.itemsize == 2 else np.uint32)
     top = (bits & (0x7FFF if values.itemsize == 2 else 0x7FFFFFFF)).max()

@@ -21,7 +21,7 @@ from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.pipeline import load_tower
 from elude_steer.atlas.reference_images import check_source
-from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
+from elude_steer.errors import EludeSteerWarning, ImageError
 from elude_steer.evaluation.measures import MEASURES, check_measures
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
 from elude_steer.evaluation.measures.efficiency import measure_costs

@@ -30,7 +30,8 @@ def make_atlas(units=6, parts=(1, 3, 2, 2, 4, 1), d_in=21, seed=0, layer=None):
     about = {
         "name": "small", "model": {"id": "some/model", "revision": "abc"}, "layer": "fc2", "d_in": d_in, "d_out": units,
         "units": units, "sub_units": n, "images": 5, "instances": 50, "backend": "exact",
-        "weights": weights_hash(layer), "spec": asdict(AtlasSpec("small", ModelSpec("some/model", "fc2"))), "versions": {},
+        "weights": weights_hash(layer), "versions": {},
+        "spec": asdict(AtlasSpec("small", ModelSpec("some/model", "fc2"))),
     }  # fmt: skip
     return Atlas(
         torch.from_numpy(np.packbits(members, axis=1)), torch.from_numpy(owners), torch.rand(units),
