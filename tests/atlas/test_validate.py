@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from elude_steer.atlas import reference_images
+from elude_steer.atlas import manifest, reference_images
 from elude_steer.atlas.atlas import Atlas
-from elude_steer.atlas.manifest import write_manifest
 from elude_steer.atlas.reference_images import ReferenceImages, check_source, find_image_source, record_build
 from elude_steer.errors import AtlasError, SpecError
 from tests.helpers import liars
@@ -285,6 +284,15 @@ def test_a_revision_is_for_the_hub(base):
         Atlas.load(base, revision="main")
 
 
+def test_no_other_commit_is_loaded_than_the_one_that_was_asked_for(base, tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--me--x" / "snapshots" / ("b" * 40)
+    Files(base).write(snapshot)
+    monkeypatch.setattr(manifest, "_download", lambda *_: snapshot)
+    assert manifest.download_atlas("me/x", "b" * 40) == manifest.download_atlas("me/x", "main") == snapshot
+    with pytest.raises(AtlasError, match=f"'me/x' came as commit {'b' * 40}, not as {'c' * 40}; delete"):
+        manifest.download_atlas("me/x", "c" * 40)
+
+
 def test_files_beside_an_atlas_are_never_read(base, tmp_path):
     Files(base).write(tmp_path / "a")
     (tmp_path / "a" / "notes.txt").write_text("mine")
@@ -294,6 +302,6 @@ def test_files_beside_an_atlas_are_never_read(base, tmp_path):
 
 def test_the_hashes_of_these_cases_are_those_that_the_package_writes(base, tmp_path):
     Files(base).write(tmp_path / "a")
-    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
-    content = {key: value for key, value in manifest.items() if key not in ("format", "files", "checksum")}
-    assert write_manifest(tmp_path / "a", content) == manifest
+    written = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    content = {key: value for key, value in written.items() if key not in ("format", "files", "checksum")}
+    assert manifest.write_manifest(tmp_path / "a", content) == written
