@@ -26,22 +26,19 @@ from elude_steer.atlas.manifest import (
     check_target,
     download_atlas,
     find_atlas,
+    find_commit,
     read_manifest,
     replace_card,
     upload_atlas,
     write_manifest,
 )
+from elude_steer.atlas.manifest_rules import CALIBRATION, FAMILIARITY, IMAGES, LABEL_SCORES, MEMBERSHIPS, REFERENCES
+from elude_steer.atlas.validate import read_content
 from elude_steer.atlas.weights import StoredParameters, check_weights
 from elude_steer.errors import AtlasError
 from elude_steer.method.layers import SubUnits, divide_among_owners, layer_parameters
 from elude_steer.models.matcher import Matcher, load_matcher
 from elude_steer.utils.files import new_folder, write_file
-
-_MEMBERSHIPS, _REFERENCES, _IMAGES = (
-    "memberships.safetensors",
-    "references.safetensors",
-    "images.json",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +76,7 @@ class Atlas:
         folder: where it was loaded from.
         labels: the labels of the sub-units; None if it was built without.
         downloaded: whether it came from the Hub, where anybody may have written its spec.
+        commit: the commit of the Hub that it came as; None for an atlas of another place.
         familiarity: what the images have in common that it was built from; None if it was not measured.
         calibration: the detectors and directions of words, for mode place; None if it was not measured.
     """
@@ -94,6 +92,7 @@ class Atlas:
     folder: Path | None = None
     labels: Labels | None = None
     downloaded: bool = False
+    commit: str | None = None
     familiarity: Familiarity | None = None
     calibration: Calibration | None = None
 
@@ -263,9 +262,9 @@ class Atlas:
             for key in References.__dataclass_fields__
         }
         with new_folder(folder) as new:
-            write_file(new / _MEMBERSHIPS, lambda file: file.write(save(tensors)))
-            write_file(new / _REFERENCES, lambda file: file.write(save(references)))
-            write_file(new / _IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
+            write_file(new / MEMBERSHIPS, lambda file: file.write(save(tensors)))
+            write_file(new / REFERENCES, lambda file: file.write(save(references)))
+            write_file(new / IMAGES, lambda file: file.write(json.dumps(self.image_ids, indent=0).encode()))
             if self.labels is not None:
                 self.labels.save(new)
             if self.familiarity is not None:
@@ -281,33 +280,40 @@ class Atlas:
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None) -> Atlas:
-        """Load an atlas from a folder, by name under `ELUDE_STEER_HOME`, or by Hub id, and check every file.
+        """Load an atlas from a folder, by name under `ELUDE_STEER_HOME`, or by Hub id, and check everything in it.
+
+        Args:
+            name: the folder, name or Hub id.
+            revision: for a Hub id, the commit, tag or branch; of a complete commit hash, no other commit is loaded.
 
         Example:
             >>> atlas = Atlas.load("my-atlas")
             >>> len(atlas), atlas.about["layer"]
         """
         folder = find_atlas(name)
-        downloaded = folder is None
-        if folder is None:
+        if downloaded := folder is None:
             folder = download_atlas(str(name), revision)
+        elif revision is not None:
+            raise AtlasError(f"revision is for atlases of the Hub, and '{name}' is '{folder}'; leave it out.")
         about = read_manifest(folder)
         check_files(folder, about)
-        return replace(cls._read(folder, about), downloaded=downloaded)
+        commit = find_commit(folder)
+        return replace(cls._read(folder, about), downloaded=downloaded or commit is not None, commit=commit)
 
     from_pretrained = load
 
     @classmethod
     def _read(cls, folder: Path, about: Mapping[str, Any]) -> Atlas:
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / _MEMBERSHIPS)
-        references = load_file(folder / _REFERENCES)
+        content = read_content(folder, about)
+        tensors, references, labels = content.tensors[MEMBERSHIPS], content.tensors[REFERENCES], None
         of_sub_units, of_units = (
             References(**{key: references[f"{kind}.{key}"] for key in References.__dataclass_fields__})
             for kind in ("sub_units", "units")
         )
-        images = json.loads((folder / _IMAGES).read_text(encoding="utf-8"))
+        if content.labels is not None:
+            scores = {key: tensor.numpy() for key, tensor in content.tensors[LABEL_SCORES].items()}
+            labels = Labels(tuple(content.labels["vocabulary"]), **scores, about=content.labels["about"])
+        familiarity, calibration = content.tensors.get(FAMILIARITY), content.tensors.get(CALIBRATION)
         return cls(
             tensors["members"],
             tensors["units"].long(),
@@ -315,13 +321,27 @@ class Atlas:
             tensors["sizes"],
             of_sub_units,
             of_units,
-            tuple(images),
+            content.images,
             about,
             folder,
-            Labels.load(folder),
-            familiarity=Familiarity.load(folder),
-            calibration=Calibration.load(folder),
+            labels,
+            familiarity=None if familiarity is None else Familiarity(**familiarity),
+            calibration=None if calibration is None else Calibration(**calibration),
         )
+
+    def thumbnail(self, image: int) -> bytes | None:
+        """The file of a reference image's thumbnail; None if the atlas lists none, or if it has changed since."""
+        name = f"thumbnails/{image:06d}.jpg"
+        expected = self.about.get("files", {}).get(name)
+        if self.folder is None or expected is None or not (self.folder / name).is_file():
+            return None
+        data = (self.folder / name).read_bytes()
+        return data if hashlib.sha256(data).hexdigest() == expected else None
+
+    def thumbnails(self) -> dict[str, bytes]:
+        """All thumbnails by the names of their files, as `save` takes them."""
+        found = {f"{image:06d}.jpg": self.thumbnail(image) for image in range(len(self.image_ids))}
+        return {name: data for name, data in found.items() if data is not None}
 
     def card(self) -> str:
         """The model card: what this atlas is, how it was built and how to load it."""

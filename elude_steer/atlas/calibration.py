@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from elude_steer.atlas.manifest_rules import CALIBRATION
 from elude_steer.method.concept_fit import Presence, strongest_mean
-from elude_steer.utils.files import read_tensors, write_tensors
+from elude_steer.utils.files import write_tensors
 
-FILE = "calibration.safetensors"
+FILE = CALIBRATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +90,6 @@ class Calibration:
     def save(self, folder: Path) -> None:
         """Write the file of an atlas."""
         write_tensors(folder / FILE, {name: tensor.contiguous() for name, tensor in vars(self).items()})
-
-    @classmethod
-    def load(cls, folder: Path) -> Calibration | None:
-        """Read the file of an atlas; None if it has none."""
-        path = folder / FILE
-        return cls(**read_tensors(path)) if path.is_file() else None
 
 
 def finish_calibration(

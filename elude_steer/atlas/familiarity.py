@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from elude_steer.utils.files import read_tensors, write_tensors
+from elude_steer.atlas.manifest_rules import FAMILIARITY
+from elude_steer.utils.files import write_tensors
 
-FILE = "familiarity.safetensors"
+FILE = FAMILIARITY
 MIN_IMAGES, MAX_IMAGES = 200, 4000  # fewer say too little about the rest; more say nothing new
 _VARIANCE = 0.95  # share that the directions explain
 _MAX_DIRECTIONS = 256
@@ -52,12 +53,6 @@ class Familiarity:
     def save(self, folder: Path) -> None:
         """Write the file of an atlas."""
         write_tensors(folder / FILE, {name: tensor.contiguous() for name, tensor in vars(self).items()})
-
-    @classmethod
-    def load(cls, folder: Path) -> Familiarity | None:
-        """Read the file of an atlas; None if it has none."""
-        path = folder / FILE
-        return cls(**read_tensors(path)) if path.is_file() else None
 
 
 def describe_image(q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from elude_steer.atlas.manifest_rules import LABEL_NAMES, LABEL_SCORES
 from elude_steer.atlas.matching import normalize_word, rank_sub_units
-from elude_steer.errors import AtlasError
 from elude_steer.models.matcher import Matcher, vocabulary_vectors
-from elude_steer.utils.files import read_tensors, write_file, write_tensors
+from elude_steer.utils.files import write_file, write_tensors
 
-_NAMES, _SCORES = "labels.json", "labels.safetensors"
 _MAX_SEARCHES = 256  # that are remembered
 
 
@@ -140,20 +139,9 @@ class Labels:
             "labels": [self[i] for i in range(len(self))],
         }
         text = json.dumps(names, indent=0, ensure_ascii=False)
-        write_file(folder / _NAMES, lambda file: file.write(text.encode()))
+        write_file(folder / LABEL_NAMES, lambda file: file.write(text.encode()))
         arrays = {"words": self.words, "scores": self.scores, "groups": self.groups}
         write_tensors(
-            folder / _SCORES, {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+            folder / LABEL_SCORES,
+            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
         )
-
-    @classmethod
-    def load(cls, folder: Path) -> Labels | None:
-        """Read the labels of an atlas; None if it has none."""
-        if not (folder / _NAMES).is_file():
-            return None
-        names = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
-        arrays = {name: tensor.numpy() for name, tensor in read_tensors(folder / _SCORES).items()}
-        if len(names["labels"]) != len(arrays["words"]):
-            labels, scores = len(names["labels"]), len(arrays["words"])
-            raise AtlasError(f"atlas '{folder}' has labels for {labels} sub-units and scores for {scores}.")
-        return cls(tuple(names["vocabulary"]), arrays["words"], arrays["scores"], arrays["groups"], names["about"])

@@ -10,14 +10,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from elude_steer.atlas.manifest_rules import (
+    CARD,
+    MANIFEST,
+    MAX_JSON,
+    check_manifest,
+    check_places,
+    is_commit,
+    is_snapshot,
+    unsound,
+)
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
 from elude_steer.specs import ModelSpec, Settings
 from elude_steer.utils.files import WORLDS, home, is_leftover, resolve_id, restore, write_file
 from elude_steer.utils.hub import is_cached, is_hub_id, why_unreachable
 
 FORMAT = 1
-MANIFEST = "manifest.json"
-CARD = "README.md"
 COPY_FIRST = "copy its folder, and use the copy"
 EMBEDDED_ATLAS = "toyland"  # of those that come with the package, the default
 
@@ -48,43 +56,45 @@ def replace_card(folder: Path, content: Mapping[str, Any], card: str) -> dict[st
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an atlas and check it against its checksum."""
+    """Read the manifest of an atlas; check it against its checksum, and everything it says."""
     path = folder / MANIFEST
     if not path.is_file():
         raise AtlasError(
             f"'{folder}' is not an atlas: it has no {MANIFEST}; `elude-steer atlases list` shows the installed ones."
         )
     try:
+        if (size := path.stat().st_size) > MAX_JSON:
+            raise unsound(folder, MANIFEST, f"{size:,} bytes are more than {MAX_JSON:,}")
         raw = path.read_bytes()
     except OSError as error:
         raise AtlasError(f"'{path}' cannot be read ({error.strerror}).") from error
     try:
         manifest = json.loads(raw)
         sound = raw == _text(manifest).encode() and manifest["checksum"] == _checksum(manifest)
+    except RecursionError as error:
+        raise unsound(folder, MANIFEST, "nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise AtlasError(_damaged(folder, MANIFEST))
-    if manifest["format"] != FORMAT:
+    found = manifest.get("format")
+    if type(found) is int and found != FORMAT:
         raise AtlasError(
-            f"atlas '{folder}' has format {manifest['format']}, this version reads {FORMAT}; "
+            f"atlas '{folder}' has format {str(found)[:20]}, this version reads {FORMAT}; "
             "`pip install -U elude-steer`, or build it again."
         )
+    check_manifest(folder, manifest)
     return manifest
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise if a file of the atlas is missing or has changed since it was written.
+    """Raise if a file of the atlas is missing, lies elsewhere or has changed since it was written.
 
     The card may differ: people edit it on the Hub, and nothing is read from it.
     """
+    check_places(folder, manifest["files"])
     for name, expected in manifest["files"].items():
-        path = folder / name
-        if name == CARD:
-            continue
-        if not path.is_file():
-            raise AtlasError(f"atlas '{folder}' has no file '{name}'; copy or build it again.")
-        if _hash(path) != expected:
+        if name != CARD and _hash(folder / name) != expected:
             raise AtlasError(_damaged(folder, name))
 
 
@@ -233,8 +243,24 @@ def _text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
+def find_commit(folder: Path) -> str | None:
+    """The commit that a folder of the Hub's cache holds; None for other folders."""
+    return folder.resolve().name if is_snapshot(folder) else None
+
+
 def download_atlas(repo_id: str, revision: str | None) -> Path:
-    """Download an atlas from the Hub; returns its folder."""
+    """Download an atlas from the Hub; returns its folder. A revision that is a commit must be the one that came."""
+    folder = _download(repo_id, revision)
+    commit = find_commit(folder)
+    if is_commit(revision) and commit != revision:
+        raise AtlasError(
+            f"atlas '{repo_id}' came as commit {commit or 'unknown'}, not as {revision}; delete '{folder}', and load "
+            "it again."
+        )
+    return folder
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

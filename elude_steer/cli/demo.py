@@ -6,6 +6,7 @@ from functools import partial
 
 import click
 
+from elude_steer.cli.checks import check_images
 from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, require_model, with_options
 
 
@@ -31,6 +32,11 @@ def _require_atlases(context: click.Context, option: click.Parameter, atlases: t
     help="A folder, a name, or a Hub id; repeat it for a page each [default: all that come with the package].",
 )
 @click.option("--model", callback=require_model, help="Another copy of the model, for one atlas [default: its own].")
+@click.option(
+    "--images",
+    help="Folder or hf:DATASET that one atlas was built from, to show images of its sub-units [default: its "
+    "thumbnails, or the images it names if it was built on this machine].",
+)
 @with_options(*LOADING)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to serve; the default is this machine alone."
@@ -43,6 +49,7 @@ def _require_atlases(context: click.Context, option: click.Parameter, atlases: t
 def demo(
     atlases: tuple[str, ...],
     model: str | None,
+    images: str | None,
     device: str | None,
     threads: int | None,
     dtype: str | None,
@@ -72,6 +79,9 @@ def demo(
         raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
     if model is not None and len(atlases) > 1:
         raise SpecError(f"--model is for one atlas, not for {', '.join(atlases)}; choose one: --atlas {atlases[0]}.")
+    if images is not None and len(atlases) > 1:
+        raise SpecError(f"--images are those of one atlas, not of {', '.join(atlases)}: --atlas {atlases[0]}.")
+    check_images(images)
     for atlas in atlases:
         read_defaults(atlas)  # refuses an atlas that cannot be steered
     optional.require("gradio", "the demo")
@@ -89,5 +99,6 @@ def demo(
         auth=(name, password) if auth else None,
         browse=not no_browser,
         mcp=mcp,
+        images=images,
         on_ready=lambda address: click.echo(address, err=True),
     )

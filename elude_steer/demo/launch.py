@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
@@ -33,6 +34,7 @@ def serve(
     browse: bool = True,
     wait: bool = True,
     mcp: bool = False,
+    images: Any = None,
     gpu: Decorator | None = None,
     on_ready: Callable[[str], object] | None = None,
 ) -> Any:
@@ -49,6 +51,8 @@ def serve(
         browse: whether to open a browser.
         wait: whether to block until the page is closed.
         mcp: whether the functions of `api` are also tools of an MCP server, at `gradio_api/mcp/` of the page.
+        images: the probing images of the atlas, which are shown for a sub-unit where the atlas has no thumbnails; by
+            default those that its spec names, if it was built on this machine. Only for one atlas.
         gpu: decorates the functions that run the model, such as `spaces.GPU`.
         on_ready: called with the address of the page.
     """
@@ -58,6 +62,10 @@ def serve(
     _check_host(host)  # with a wrong address Gradio would wait forever
     public = share or host not in LOCAL_HOSTS
     presenters = _make_presenters(steerer, examples, public, gpu)
+    if images is not None:
+        if len(presenters) > 1:
+            raise SpecError("images are those of one atlas; serve one, or leave them out.")
+        presenters[0].reference_images = replace(presenters[0].reference_images, source=images)
     app = make_app(*presenters, rate_limit=RateLimit(20, 120) if public else None)
     # Few requests run at a time; when the queue is full, Gradio tells the visitor.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)

@@ -20,7 +20,8 @@ from torch import nn
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.pipeline import load_tower
-from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
+from elude_steer.atlas.reference_images import check_source
+from elude_steer.errors import EludeSteerWarning, ImageError
 from elude_steer.evaluation.measures import MEASURES, check_measures
 from elude_steer.evaluation.measures.classifier_head import head_accuracy
 from elude_steer.evaluation.measures.efficiency import measure_costs
@@ -126,15 +127,13 @@ def load_atlas_tower(
 
 
 def open_images(atlas: Atlas, images: Any, limit: int) -> ImageSet:
-    """The images to measure on, by default those of the atlas's recipe.
+    """The images to measure on, by default those of the atlas's recipe, if it was built on this machine.
 
     Of files the set holds all, so that `choose_items` can spread its choice over all folders; of other sources it holds
     the first `limit`.
     """
     spec = atlas.about["spec"]["images"]
-    source = spec["source"] if images is None else images
-    if source is None:
-        raise SpecError("the atlas does not say which images it was built from; give some: --images FOLDER.")
+    source = check_source(atlas) if images is None else images
     files = isinstance(source, str | Path) and Path(source).exists()
     return image_set(source, split=spec["split"], column=spec["column"], limit=None if files else limit)
 

@@ -33,6 +33,8 @@ def load_pretrained(
 ) -> Any:
     """Load a model in eval mode and move it to its device; raise if a weight is missing or left over.
 
+    Weights are read from safetensors files alone: other formats hold pickles.
+
     Args:
         auto_class: a class of transformers with `from_pretrained`, such as `AutoModel`.
         model_id: a Hub id, a folder, or `toyland/…`.
@@ -54,6 +56,7 @@ def load_pretrained(
         device_map=device_map,
         attn_implementation=attn_implementation,
         output_loading_info=True,
+        use_safetensors=True,
     )
     if check is not None:
         check(model)

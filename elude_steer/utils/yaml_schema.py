@@ -110,6 +110,42 @@ def _check_value(kind: Any, value: Any, path: str, limits: Mapping[str, Any], pr
     return result
 
 
+def check_keys(
+    kind: type, values: Any, path: str, absent: Mapping[str, Sequence[str]] | None = None, section: str = ""
+) -> tuple[list[str], list[str]]:
+    """Check keys and values that `asdict` made of a document, perhaps of an earlier or a later version.
+
+    Args:
+        kind: The document's dataclass.
+        values: Its keys and values.
+        path: What the document is called in the messages.
+        absent: The keys that may be absent, by section; those of the document itself under `""`.
+        section: The name of the section that `kind` is.
+
+    Returns:
+        The unknown keys, and the other problems.
+    """
+    if not isinstance(values, Mapping):
+        return [], [f"'{path}' must be keys with values"]
+    unknown, problems = [], []
+    items = {item.name: item for item in fields(kind)}
+    for key, value in values.items():
+        if key not in items:
+            if key not in getattr(kind, "removed", {}) or isinstance(value, Mapping | list):
+                unknown.append(f"{path}.{key}")
+            continue
+        field_kind = _field_types(kind)[key]
+        if is_dataclass(field_kind):
+            inner = check_keys(cast(type, field_kind), value, f"{path}.{key}", absent, key)
+            unknown += inner[0]
+            problems += inner[1]
+        elif _accept(kinds := _alternatives(field_kind), value, items[key].metadata) is _INVALID:
+            problems.append(f"'{path}.{key}' must be {_describe(kinds, items[key].metadata)}")
+    optional = (absent or {}).get(section, ())
+    problems += [f"it has no '{path}.{name}'" for name in items if name not in values and name not in optional]
+    return unknown, problems
+
+
 def override(document: Document, assignments: Sequence[str]) -> Document:
     """Copy a document with some values replaced, checked as strictly as a file.
 

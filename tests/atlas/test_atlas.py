@@ -147,6 +147,12 @@ print(saved.push_to_hub("me/small", token="hf_test"))
 bits = saved.packed.clone()
 shutil.rmtree(sys.argv[1])
 print(torch.equal(Atlas.from_pretrained("me/small").packed, bits))
+pinned = Atlas.load("me/small", revision="a" * 40)
+print(pinned.commit, pinned.downloaded)
+try:
+    Atlas.load("me/small", revision="b" * 40)
+except AtlasError as error:
+    print(error)
 try:
     Atlas.load("me/other")
 except AtlasError as error:
@@ -161,9 +167,11 @@ def test_an_atlas_is_pushed_to_the_hub_and_loaded_from_it(atlas, tmp_path):
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         command = [sys.executable, "-c", PUSH_AND_PULL, str(folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    address, same, missing, *_ = [*done.stdout.splitlines(), done.stderr, "", ""]
+    address, same, pinned, refused, missing, *_ = [*done.stdout.splitlines(), done.stderr, *[""] * 4]
     assert "me/small/commit/" in address
     assert same == "True"
+    assert pinned == f"{'a' * 40} True"
+    assert f"{'b' * 40}' is not an atlas" in refused  # the server has only the other commit
     assert "'me/other' is neither installed nor on the Hub" in missing
     with pytest.raises(AtlasError, match="save the atlas before pushing it"):
         atlas.push_to_hub("me/small")

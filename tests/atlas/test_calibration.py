@@ -121,7 +121,9 @@ def test_the_streams_of_an_older_version_are_ignored(tmp_path):
 
     steering = {"mode": "place", "beta": 20.0, "level": "stream", "reach": 2.0, "fill": 80, "smooth": True, "kappa": 12}
     plain = make_atlas()
-    folder = replace(plain, about={**plain.about, "spec": {"steering": steering}}).save(tmp_path / "old")
+    folder = replace(plain, about={**plain.about, "spec": {**plain.about["spec"], "steering": steering}}).save(
+        tmp_path / "old"
+    )
     write_tensors(folder / "streams.safetensors", {"streams": torch.zeros(len(plain), plain.d_out).half()})
     loaded = Atlas.load(folder)
     assert loaded.calibration is None

@@ -26,7 +26,8 @@ ROWS = (
 
 def atlas_of(model, kind="vlm", source=None, license=None, **about):
     atlas = make_atlas(layer=nn.Linear(21, 6))
-    spec = {"images": {"source": source}, "license": license}
+    spec = {**atlas.about["spec"], "license": license}
+    spec["images"] = {**spec["images"], "source": source}
     return replace(
         atlas, about={**atlas.about, "model": {"id": model, "revision": None, "kind": kind}, "spec": spec, **about}
     )

@@ -72,7 +72,7 @@ def test_the_vector_of_an_image_is_the_mean_over_its_patches():
 
 
 def test_it_survives_saving_and_loading_and_atlases_without_it_load(tmp_path, familiarity):
-    plain = make_atlas(layer=nn.Linear(21, 6))
+    plain = make_atlas(d_in=40, layer=nn.Linear(40, 6))
     old = Atlas.load(plain.save(tmp_path / "old"))
     assert old.familiarity is None
     assert FILE not in old.about["files"]

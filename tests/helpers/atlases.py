@@ -1,11 +1,14 @@
 """Small atlases made without a build."""
 
+from dataclasses import asdict
+
 import numpy as np
 import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.atlas.weights import weights_hash
+from elude_steer.specs import AtlasSpec, ModelSpec
 
 
 def make_atlas(units=6, parts=(1, 3, 2, 2, 4, 1), d_in=21, seed=0, layer=None):
@@ -28,6 +31,7 @@ def make_atlas(units=6, parts=(1, 3, 2, 2, 4, 1), d_in=21, seed=0, layer=None):
         "name": "small", "model": {"id": "some/model", "revision": "abc"}, "layer": "fc2", "d_in": d_in, "d_out": units,
         "units": units, "sub_units": n, "images": 5, "instances": 50, "backend": "exact",
         "weights": weights_hash(layer), "versions": {},
+        "spec": asdict(AtlasSpec("small", ModelSpec("some/model", "fc2"))),
     }  # fmt: skip
     return Atlas(
         torch.from_numpy(np.packbits(members, axis=1)), torch.from_numpy(owners), torch.rand(units),

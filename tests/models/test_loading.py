@@ -55,6 +55,14 @@ def test_a_missing_tensor_of_the_text_half_is_refused(siglip, tmp_path):
         load_vision(copy_edited(siglip, tmp_path / "copy", lambda tensors: tensors.pop(key)), layer="layers.1.mlp.fc2")
 
 
+def test_weights_in_a_pickle_are_refused(dinov2, tmp_path):
+    folder = shutil.copytree(dinov2, tmp_path / "pickled")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"could not be loaded: .*safetensors"):
+        load_vision(folder, layer="layer.1.mlp.fc2")
+
+
 def test_the_error_counts_keys_by_kind():
     refuse_partial_load("x", {"missing_keys": [], "unexpected_keys": set(), "mismatched_keys": None})
     info = {"missing_keys": {"b", "a"}, "mismatched_keys": [("c", (1,), (2,))]}

@@ -35,6 +35,7 @@ from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.atlas.build.unit_clusters import cluster_units, rank_instances
 from elude_steer.atlas.manifest import check_name, check_target
+from elude_steer.atlas.reference_images import check_source, record_build
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.models.images import image_set
 from elude_steer.models.loading import as_dtype, check_device
@@ -186,9 +187,7 @@ def calibrate(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EludeSteerWarning)  # keys of older versions: the new manifest leaves them out
         spec = override(parse_spec(json.dumps(loaded.about["spec"])), settings)
-    source = images if images is not None else spec.images.source
-    if source is None:
-        raise SpecError(f"the spec of atlas '{loaded.name}' leaves the probing images open; pass --images FOLDER.")
+    source = images if images is not None else choose_source(loaded, spec)
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     with worker_group(None, threads) as workers:
         run = Build(load_tower(spec.model, device), probing_images, spec, workers, work_folder(work), quiet)
@@ -205,12 +204,27 @@ def calibrate(
         measured = add_calibration(run, add_familiarity(run, loaded, pooled), labelling, pooled, vectors)
         if measured.calibration is None:
             raise SpecError(f"too few images to calibrate with; give at least {MIN_IMAGES}.")
-        folder = loaded.folder / "thumbnails" if loaded.folder else Path()
-        thumbnails = {path.name: path.read_bytes() for path in sorted(folder.glob("*.jpg"))}
         about = {**measured.about, "spec": asdict(run.spec)}
-        saved = Atlas.load(replace(measured, about=about).save(target, thumbnails))
+        saved = Atlas.load(replace(measured, about=about).save(target, loaded.thumbnails()))
+        if source == spec.images.source:  # the images that the new atlas names are those of this machine
+            record_build(saved)
         run.remove_cache()
         return saved
+
+
+def choose_source(atlas: Atlas, spec: AtlasSpec) -> str:
+    """The probing images of an atlas; raise if its spec names none, or some that it must not open here.
+
+    Args:
+        atlas: the atlas as it was loaded.
+        spec: its spec, perhaps with changes; a source that the user set counts.
+    """
+    source = spec.images.source
+    if source is None:
+        raise SpecError(f"the spec of atlas '{atlas.name}' leaves the probing images open; pass --images FOLDER.")
+    if source == atlas.about["spec"]["images"]["source"]:
+        check_source(atlas)
+    return source
 
 
 def load_tower(model: ModelSpec, device: str | None = None) -> Tower:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.activation_cache import ActivationCache
 from elude_steer.atlas.build.sizes import check_memory, resolve_clusters, resolve_tokens
+from elude_steer.atlas.reference_images import record_build
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.method.layers import layer_parameters
 from elude_steer.models.images import ImageSet, Item
@@ -188,7 +189,10 @@ class Build:
                 )
             atlas.save(out, thumbnails)
         self.workers.barrier()
-        return Atlas.load(out)
+        saved = Atlas.load(out)
+        if self.is_main:
+            record_build(saved)
+        return saved
 
     def remove_cache(self) -> None:
         """Delete the cached activations."""

@@ -253,8 +253,7 @@ def save_settings(steerer: Steerer[Atlas], settings: Mapping[str, Any]) -> Path:
     folder = _writable_folder(steerer)
     about = dict(steerer.atlas.about)
     about["spec"] = {**about["spec"], "steering": {**about["spec"].get("steering", {}), **settings}}
-    thumbnails = {path.name: path.read_bytes() for path in sorted((folder / "thumbnails").glob("*.jpg"))}
-    return replace(steerer.atlas, about=about).save(folder, thumbnails or None)
+    return replace(steerer.atlas, about=about).save(folder, steerer.atlas.thumbnails())
 
 
 def _single_word(role: str, value: Any) -> str:
