@@ -82,7 +82,7 @@ def test_the_default_grid_depends_on_the_mode_of_the_atlas_and_the_edit(steerer,
     assert tune(steerer, toyland_world(60_003, 2), kind="two").columns[:2] == ("strength", "fit")
     scaling = replace(steerer, atlas=with_mode(steerer.atlas, "scale"))
     first = [next(iter(default_grid(scaling, kind))) for kind in get_args(Kind)]
-    assert first == ["gamma", "alpha", "alpha", "alpha", "gamma"]
+    assert first == ["gamma", "alpha", "alpha", "alpha", "gamma", "alpha"]
     assert default_grid(replace(steerer, atlas=with_mode(steerer.atlas, None)), "remove") is GRIDS["scale", "remove"]
 
 
