@@ -93,7 +93,11 @@ def with_key(latents: NamedDictionary) -> NamedDictionary:
 
 @torch.inference_mode()
 def calibrate_dictionary(
-    dictionary: Dictionary, images: ImageActivations, vocabulary: Vocabulary, fit: float, means: torch.Tensor | None = None
+    dictionary: Dictionary,
+    images: ImageActivations,
+    vocabulary: Vocabulary,
+    fit: float,
+    means: torch.Tensor | None = None,
 ) -> Calibration:
     """Find the detectors and directions of all words, as the build of an atlas does.
 

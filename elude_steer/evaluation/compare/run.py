@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from elude_steer import toyland
@@ -25,7 +23,7 @@ from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary, group_by_unit
+from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
 from elude_steer.evaluation.baselines.difference_of_means import difference_of_means
 from elude_steer.evaluation.baselines.sae import (
     Sae,
@@ -45,7 +43,7 @@ from elude_steer.evaluation.compare.labelling import (
     label_dictionary,
     with_key,
 )
-from elude_steer.evaluation.compare.measure import measure_dictionary
+from elude_steer.evaluation.compare.measure import mean_stability, measure_dictionary
 from elude_steer.evaluation.compare.methods import ELUDE, METHODS, PARTS, Method, Part, Size, check_seeds
 from elude_steer.evaluation.compare.scene_activations import SceneActivations, class_numbers
 from elude_steer.evaluation.compare.supervised import calibrate_with_truth, true_directions
@@ -53,7 +51,6 @@ from elude_steer.evaluation.edits import Kind
 from elude_steer.evaluation.edits.benchmark import toyland_world
 from elude_steer.evaluation.measures.faithfulness import linear_head
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
-from elude_steer.evaluation.measures.stability import stability
 from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.method.clip_dissect import Dissection
 from elude_steer.models.images import image_set
@@ -437,18 +434,11 @@ class Comparison:
 
     def stability_across_draws(self, method: Method) -> float:
         """Similarity of the dictionaries of different token draws."""
-        return _mean_stability([self._vectors(method, seed) for seed in self.size.seeds])
+        return mean_stability([self._vectors(method, seed) for seed in self.size.seeds])
 
     def stability_across_runs(self, method: Method) -> float:
         """Similarity of the dictionaries of several runs on the same tokens; NaN before there is a second."""
-        return _mean_stability([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
-
-
-def _mean_stability(paths: Sequence[Path]) -> float:
-    """The mean over all pairs of the files that exist."""
-    runs = [group_by_unit(**read_tensors(path)) for path in paths if path.exists()]
-    pairs = list(combinations(runs, 2))
-    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else float("nan")
+        return mean_stability([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
 
 
 def _varied(spec: SaeSpec) -> dict[str, float]:
