@@ -32,6 +32,7 @@ from elude_steer.atlas.atlas import Atlas
 from elude_steer.evaluation.baselines.dictionary import Levels, NamedDictionary
 from elude_steer.evaluation.compare.labelling import Vocabulary, calibrate_dictionary
 from elude_steer.evaluation.compare.scene_activations import SceneActivations
+from elude_steer.evaluation.compare.supervised import true_directions
 from elude_steer.evaluation.edits.benchmark import (
     Case,
     Score,
@@ -139,19 +140,9 @@ class Trial:
     def with_true_directions(self) -> Steerer[Atlas]:
         """A steerer with supervised directions: the mean stream of a word's true patches minus that of all others."""
         calibration = self.steerer.atlas.require_calibration()
-        vocabulary, scenes = self.steerer.atlas.require_labels().vocabulary, self.fitted[0]
+        vocabulary = self.steerer.atlas.require_labels().vocabulary
         words = [vocabulary[word] for word in calibration.words.tolist()]
-        sums, counts = torch.zeros(calibration.directions.shape), torch.zeros(len(words))
-        total, patches = torch.zeros(calibration.directions.shape[1]), 0
-        for (_, stream), shown in zip(scenes.activations(), scenes.shown_by_image(), strict=True):
-            total, patches = total + stream.sum(0), patches + len(stream)
-            for word in set(shown.tolist()) & set(words):
-                there = torch.from_numpy(shown == word)
-                sums[words.index(word)] += stream[there].sum(0)
-                counts[words.index(word)] += int(there.sum())
-        others = (total - sums) / (patches - counts).clamp_min(1)[:, None]
-        directions = (sums / counts.clamp_min(1)[:, None] - others) * (counts > 0)[:, None]
-        return self.with_calibration(directions=directions)
+        return self.with_calibration(directions=true_directions(self.fitted[0], words))
 
     def true_regions(self, task: Task) -> Plan:
         """The plan of an edit with the true regions of what is removed."""

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from elude_steer.cli.options import (
     require_model,
     with_options,
 )
+
+if TYPE_CHECKING:
+    from elude_steer.evaluation.compare.methods import Part
 
 
 @click.command()
@@ -126,24 +129,42 @@ def evaluate(
     "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Folder for the table and figures."
 )
 @click.option("--method", "methods", multiple=True, help="Compare only this method; may be repeated [default: all].")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Only this token seed; may be repeated [default: all].")
+@click.option(
+    "--part",
+    "parts",
+    type=click.Choice(["measures", "edits"]),
+    multiple=True,
+    help="Only what latents mean, or only steering; the other part of the results in --out stays [default: both].",
+)
 @click.option("--processes", type=click.IntRange(min=1), help="Processes on this machine [default: one per core].")
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads per process, for atlases [default: the cores of a process]."
 )
 @click.option("--small", is_flag=True, help="Run a small version of a few minutes, to try the command.")
 def compare(
-    work: Path, out: Path, methods: tuple[str, ...], processes: int | None, threads: int | None, small: bool
+    work: Path,
+    out: Path,
+    methods: tuple[str, ...],
+    seeds: tuple[int, ...],
+    parts: tuple[Part, ...],
+    processes: int | None,
+    threads: int | None,
+    small: bool,
 ) -> None:
     """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
 
     \b
     elude-steer compare --work work --out results
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
+    elude-steer compare --work work --out results --part edits --seed 42
     """  # noqa: D301
-    from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size, find_methods
+    from elude_steer.evaluation.compare.methods import METHODS, PARTS, SMALL, Size, check_seeds, find_methods
     from elude_steer.utils.files import check_folder
 
+    size = SMALL if small else Size()
     chosen = find_methods(methods or METHODS)
+    check_seeds(size, seeds)
     for folder in (work, out):
         check_folder(folder)
     from elude_steer.evaluation.compare.run import Comparison
@@ -157,11 +178,13 @@ def compare(
     if alone and count > 1:
         options = ["--work", str(work), "--out", str(out), *(["--small"] if small else [])]
         options += ["--threads", str(threads)] if threads else []
-        launch(count, ["compare", *options, *(part for method in methods for part in ("--method", method))])
-    comparison = Comparison(work, SMALL if small else Size(), print_progress, threads)
-    rows = comparison.run(chosen)  # reads the results if other processes have computed them
+        for name, values in {"--method": methods, "--seed": seeds, "--part": parts}.items():
+            options += [text for value in values for text in (name, str(value))]
+        launch(count, ["compare", *options])
+    comparison = Comparison(work, size, print_progress, threads)
+    rows = comparison.run(chosen, seeds or None, parts or PARTS)  # reads what other processes have computed
     if alone:
-        click.echo(write_results(comparison, rows, out))
+        click.echo(write_results(size, rows, out))
 
 
 @click.command()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from elude_steer.evaluation.baselines.dictionary import Dictionary, NamedDictionary
+from elude_steer.evaluation.compare.grids import Grid, find_border
 from elude_steer.evaluation.edits import Kind
 from elude_steer.evaluation.edits.benchmark import World, make_tasks, run_edits, summarize
-from elude_steer.evaluation.edits.sweep import best_point, plan_or_empty, sweep
+from elude_steer.evaluation.edits.sweep import plan_or_empty, sweep
 from elude_steer.evaluation.measures.faithfulness import caption_agreement
 from elude_steer.models.matcher import Matcher
 from elude_steer.models.prefix_cache import image_batches
@@ -55,24 +55,25 @@ class EditTrial:
         images = (case.image for case in track(self.reported.cases, "captioning", "scenes"))
         return caption_agreement(self.vlm, _Reconstruction(dictionary), images, size=32, baselines=self.baselines)
 
-    def steer(self, latents: NamedDictionary, kind: Kind, grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Choose the best points of a grid on the tuning scenes, and score them on the reported ones.
+    def steer(self, latents: NamedDictionary, kind: Kind, grid: Grid) -> dict[str, Any]:
+        """Choose the point of a grid with most clean edits on the tuning scenes, and score it on the reported ones.
 
-        The result is for the point with the highest harmonic mean. `cleanest` holds the point with most edits that
-        changed nothing else, because the mean does not count what is invented.
+        The result has the names of the settings that lie on the grid's `border`. That of `remove` has the score of
+        removing what is not there, with the same settings, as `absent`.
         """
         steerer = Steerer(self.vlm, latents, self.matcher)
         points = sweep(steerer, self.tuning, kind, grid, work=self.work)
-        tasks = make_tasks(self.reported, self.baselines, kind)
+        best = max(points, key=lambda point: (point.score.clean, point.score.harmonic))
 
-        @cache
-        def score(number: int) -> dict[str, Any]:
-            settings = points[number].settings
-            outcomes = run_edits(steerer, self.reported, tasks, lambda task: plan_or_empty(steerer, task, settings))
-            return {"settings": dict(settings), **summarize(kind, outcomes).to_dict()}
+        def score(edits: Kind) -> dict[str, Any]:
+            tasks = make_tasks(self.reported, self.baselines, edits)
+            outcomes = run_edits(
+                steerer, self.reported, tasks, lambda task: plan_or_empty(steerer, task, best.settings)
+            )
+            return summarize(edits, outcomes).to_dict()
 
-        best, cleanest = (points.index(best_point(points, by, min_kept=0.0)) for by in ("harmonic", "clean"))
-        return {"tried": len(points), **score(best), "cleanest": score(cleanest)}
+        about = {"tried": len(points), "settings": dict(best.settings), "border": find_border(grid, best.settings)}
+        return {**about, **score(kind), **({"absent": score("absent")} if kind == "remove" else {})}
 
 
 class _Reconstruction(torch.nn.Module):

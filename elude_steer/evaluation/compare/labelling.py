@@ -65,7 +65,8 @@ def label_dictionary(
         instances: number of images whose mean activation is the reference.
         fit: see `calibrate_dictionary`; None leaves the calibration out.
     """
-    pooled = torch.stack([dictionary.read(q).max(0).values for q in images.layer_inputs()])  # (images, S)
+    read = [(active.max(0).values, active.mean(0)) for active in map(dictionary.read, images.layer_inputs())]
+    pooled, means = (torch.stack(values) for values in zip(*read, strict=True))  # (images, S)
     reference = pooled.sort(dim=0, descending=True).values[:instances].mean(0)
     count, width = len(dictionary), min(keep, len(vocabulary.words))
     words, scores = np.full((count, width), -1, np.int32), np.full((count, width), -np.inf, np.float32)
@@ -79,15 +80,22 @@ def label_dictionary(
         words[alive.numpy()], scores[alive.numpy()] = found.words.int().numpy(), found.scores.numpy()
     groups = np.arange(count, dtype=np.int32)
     labels = Labels(tuple(vocabulary.words), words, scores, groups, {"pictures": len(images), **asdict(settings)})
-    calibration = None if fit is None else calibrate_dictionary(dictionary, images, vocabulary, fit)
-    labelled = NamedDictionary(dictionary, labels, Levels(reference), calibration)
-    # Stored results of sweeps are found again by these.
-    return replace(labelled, about={"name": labelled.name, "atoms": labelled.fingerprint})
+    calibration = None if fit is None else calibrate_dictionary(dictionary, images, vocabulary, fit, means)
+    return with_key(NamedDictionary(dictionary, labels, Levels(reference), calibration))
+
+
+def with_key(latents: NamedDictionary) -> NamedDictionary:
+    """The latents with the keys by which stored results of sweeps are found again, and no settings of their own."""
+    return replace(latents, about={"name": latents.name, "atoms": latents.fingerprint})
 
 
 @torch.inference_mode()
 def calibrate_dictionary(
-    dictionary: Dictionary, images: ImageActivations, vocabulary: Vocabulary, fit: float
+    dictionary: Dictionary,
+    images: ImageActivations,
+    vocabulary: Vocabulary,
+    fit: float,
+    means: torch.Tensor | None = None,
 ) -> Calibration:
     """Find the detectors and directions of all words, as the build of an atlas does.
 
@@ -96,11 +104,13 @@ def calibrate_dictionary(
         images: the images to find them with.
         vocabulary: the words.
         fit: the share of the highest reading that the patches of a region have.
+        means: `(images, S)` mean activations over the patches of each image, where they are known.
     """
     if not len(images.vectors):
         raise SpecError("there are no images to calibrate with.")
     presence = measure_presence(torch.from_numpy(np.array(images.vectors)).float() @ vocabulary.vectors.float().T)
-    means = torch.stack([dictionary.read(q).mean(0) for q in images.layer_inputs()])
+    if means is None:
+        means = torch.stack([dictionary.read(q).mean(0) for q in images.layer_inputs()])
     weights, bias = fit_detectors(means, presence)
     detectors, offset = weights.float(), bias.float()
     sums = StreamSums.empty(len(weights), dictionary.write.shape[1])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from elude_steer import toyland
-from elude_steer.evaluation.baselines.dictionary import NamedDictionary
+from elude_steer.evaluation.baselines.dictionary import NamedDictionary, group_by_unit
 from elude_steer.evaluation.compare.scene_activations import SceneActivations, class_numbers
 from elude_steer.evaluation.measures.faithfulness import R2, accuracy
 from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
 from elude_steer.evaluation.measures.purity import CLEAN, dominant_concepts
+from elude_steer.evaluation.measures.stability import stability
 from elude_steer.models.vlm import Vlm
 from elude_steer.toyland.scenes import CLUTTER
+from elude_steer.utils.files import read_tensors
 
 
 @torch.inference_mode()
@@ -59,3 +64,10 @@ def measure_dictionary(
         "effective rank": effective_rank(dictionary.atoms),
         "collinearity": collinearity(dictionary.atoms),
     }
+
+
+def mean_stability(paths: Sequence[Path]) -> float:
+    """The mean similarity of the dictionaries in all pairs of the files that exist."""
+    runs = [group_by_unit(**read_tensors(path)) for path in paths if path.exists()]
+    pairs = list(combinations(runs, 2))
+    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else float("nan")

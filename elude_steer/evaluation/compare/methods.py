@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import SAE_KINDS
-from elude_steer.evaluation.compare.grids import GRIDS, SETTINGS, Grids
-from elude_steer.evaluation.edits import Kind
+
+Part = Literal["measures", "edits"]
+PARTS: tuple[Part, ...] = ("measures", "edits")
 
 
 @dataclass(frozen=True)
@@ -59,30 +60,17 @@ class Method:
             or from differences of means.
         variant: the atlas's winner rule, the split, or the kind of SAE.
         supervised: whether it is given what each token shows.
-        grids: the steering settings to try, for each mode and kind of edit.
     """
 
     name: str
     kind: Literal["atlas", "units", "split", "sae", "means"]
     variant: str = ""
     supervised: bool = False
-    grids: Grids = field(default_factory=lambda: GRIDS, repr=False, compare=False)
 
     @property
     def number(self) -> int:
         """Its position among all methods, which file names contain."""
         return list(METHODS).index(self.name)
-
-    def grids_for(self, size: Size) -> dict[tuple[str, Kind], dict[str, Sequence[Any]]]:
-        """The settings to try in a comparison of this size."""
-        return {
-            edit: {name: values[: size.grid_values] for name, values in {**grid, **SETTINGS}.items()}
-            for edit, grid in self.grids.items()
-        }
-
-
-def _sae_name(kind: str) -> str:
-    return f"{kind.replace('_', ' ')}{'' if kind == 'transcoder' else ' SAE'}"
 
 
 # In the order of the table. Files are numbered by it: add new methods at the end.
@@ -111,3 +99,12 @@ def find_methods(names: Iterable[str]) -> list[Method]:
         if name not in METHODS:
             raise SpecError(f"there is no method '{name}'; there are {', '.join(METHODS)}.")
     return [METHODS[name] for name in names]
+
+
+def check_seeds(size: Size, seeds: Iterable[int] | None) -> list[int]:
+    """The seeds, by default all of the size; raises for a seed that it does not have."""
+    chosen = list(seeds or size.seeds)
+    for seed in chosen:
+        if seed not in size.seeds:
+            raise SpecError(f"there is no seed {seed} in the comparison; there are {', '.join(map(str, size.seeds))}.")
+    return chosen

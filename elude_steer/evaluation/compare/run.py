@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from elude_steer import toyland
@@ -25,7 +23,7 @@ from elude_steer.atlas.build.stages import Build
 from elude_steer.atlas.build.token_store import TokenStore
 from elude_steer.atlas.build.tokens import collect_tokens
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary, group_by_unit
+from elude_steer.evaluation.baselines.dictionary import Dictionary, Levels, NamedDictionary
 from elude_steer.evaluation.baselines.difference_of_means import difference_of_means
 from elude_steer.evaluation.baselines.sae import (
     Sae,
@@ -38,15 +36,21 @@ from elude_steer.evaluation.baselines.sae import (
 )
 from elude_steer.evaluation.baselines.splits import from_atlas, raw_units, split_units
 from elude_steer.evaluation.compare.edit_trial import EditTrial
-from elude_steer.evaluation.compare.labelling import Vocabulary, label_dictionary
-from elude_steer.evaluation.compare.measure import measure_dictionary
-from elude_steer.evaluation.compare.methods import ELUDE, METHODS, Method, Size
+from elude_steer.evaluation.compare.grids import GRIDS, SUPERVISED, Grid, take_values
+from elude_steer.evaluation.compare.labelling import (
+    Vocabulary,
+    calibrate_dictionary,
+    label_dictionary,
+    with_key,
+)
+from elude_steer.evaluation.compare.measure import mean_stability, measure_dictionary
+from elude_steer.evaluation.compare.methods import ELUDE, METHODS, PARTS, Method, Part, Size, check_seeds
 from elude_steer.evaluation.compare.scene_activations import SceneActivations, class_numbers
+from elude_steer.evaluation.compare.supervised import calibrate_with_truth, true_directions
 from elude_steer.evaluation.edits import Kind
 from elude_steer.evaluation.edits.benchmark import toyland_world
 from elude_steer.evaluation.measures.faithfulness import linear_head
 from elude_steer.evaluation.measures.monosemanticity import gather_peaks, mean_percent
-from elude_steer.evaluation.measures.stability import stability
 from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.method.clip_dissect import Dissection
 from elude_steer.models.images import image_set
@@ -61,6 +65,7 @@ from elude_steer.utils.parallel import WorkerGroup, worker_group
 _HELD_OUT, _TUNING, REPORTED = 77_001, 61_007, 93_311
 # With batches of 1,024, six epochs have as many steps as 24 epochs with 4,096; the learning rates suit so few steps.
 _BATCH, _RATES = 1024, (5e-4, 2e-3, 5e-3)
+MakeLatents = Callable[[], tuple[NamedDictionary, float]]  # and the seconds that labelling takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,21 +228,30 @@ class Comparison:
         return replace(spec, **load_or_make(self.work / f"trials-{spec.kind}.json", run_trials)["best"])
 
     def label(self, method: Method, seed: int, dictionary: Dictionary) -> NamedDictionary:
-        """A method's dictionary with labels."""
+        """A method's dictionary with labels, and with detectors and directions that are found alike for all."""
+        scenes, fit = self.probing_scenes, self.spec.calibration.fit
         if method.kind == "atlas":  # it has labels from the same dissection of the same images
             atlas = self.atlas(method, seed)
+            calibration = calibrate_dictionary(dictionary, scenes, self.vocabulary, fit)
             levels = Levels(atlas.references.activation)
-            return NamedDictionary(dictionary, atlas.require_labels(), levels, atlas.calibration, atlas.about)
+            return with_key(NamedDictionary(dictionary, atlas.require_labels(), levels, calibration))
         labels = self.spec.labels
         settings = Dissection.for_method(
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
-        fit = self.spec.calibration.fit
-        return label_dictionary(dictionary, self.probing_scenes, self.vocabulary, settings, fit=fit)
+        latents = label_dictionary(dictionary, scenes, self.vocabulary, settings, fit=fit)
+        if not method.supervised:
+            return latents
+        calibration = calibrate_with_truth(dictionary, scenes, self.vocabulary.words, fit)
+        return with_key(replace(latents, calibration=calibration))
 
-    def result(self, method: Method, seed: int) -> dict[str, Any]:
-        """All results of one method and seed; each part is a file, and only missing ones are computed."""
-        stem = self.work / "results" / f"{method.number:02d}-{seed}"
+    @cached_property
+    def true_directions(self) -> torch.Tensor:
+        """Supervised directions of all words."""
+        return true_directions(self.probing_scenes, self.vocabulary.words)
+
+    def result(self, method: Method, seed: int, parts: Sequence[Part] = PARTS) -> dict[str, Any]:
+        """The results of one method and seed; each piece is a file, and only missing ones are computed."""
 
         @cache
         def make_latents() -> tuple[NamedDictionary, float]:
@@ -247,15 +261,25 @@ class Comparison:
             start = time.process_time()
             return self.label(method, seed, dictionary), time.process_time() - start
 
+        row: dict[str, Any] = {"method": method.name, "seed": seed}
+        if "measures" in parts:
+            row |= self._measure(method, seed, make_latents)
+        if "edits" in parts:
+            row["edits"] = self._edit(method, seed, make_latents)
+        return row
+
+    def _stem(self, method: Method, seed: int) -> str:
+        return str(self.work / "results" / f"{method.number:02d}-{seed}")
+
+    def _measure(self, method: Method, seed: int, make_latents: MakeLatents) -> dict[str, Any]:
+        """What a method's latents mean, and how faithful they are."""
+
         def measure() -> dict[str, Any]:
             latents, labelling_seconds = make_latents()
             numbers = measure_dictionary(latents, self.vlm, self.held_out_scenes, self.head)
             cost = self._cost_path(method, seed)
-            return {
-                **numbers,
-                "made": json.loads(cost.read_text()) if cost.exists() else 0.0,
-                "named": labelling_seconds,
-            }
+            made = json.loads(cost.read_text()) if cost.exists() else 0.0
+            return {**numbers, "made": made, "named": labelling_seconds}
 
         def score_many() -> dict[str, Any]:
             read = make_latents()[0].dictionary.read
@@ -265,37 +289,68 @@ class Comparison:
         def compare_captions() -> dict[str, Any]:
             return {"same captions": self.edit_trial.caption_agreement(make_latents()[0].dictionary)}
 
-        path = Path(f"{stem}-measured.json")
+        path = Path(f"{self._stem(method, seed)}-measured.json")
         if not path.exists():
             make_latents()  # first, because making and labelling have costs of their own
-        row = {"method": method.name, "seed": seed, **load_or_make(path, measure)}
+        row = load_or_make(path, measure)
         parts = {f"many-{self.size.ms_scenes}": score_many, f"captions-{make_key(REPORTED)[:8]}": compare_captions}
         for name, make in parts.items():
-            numbers = load_or_make(Path(f"{stem}-{name}.json"), make)
+            numbers = load_or_make(Path(f"{self._stem(method, seed)}-{name}.json"), make)
             row |= {**numbers, "seconds": row["seconds"] + numbers["seconds"]}
-        for (mode, kind), grid in method.grids_for(self.size).items():
-            path = Path(f"{stem}-{mode}-{kind}-{make_key(grid, REPORTED)[:8]}.json")
-
-            def steer(kind: Kind = kind, grid: Mapping[str, Sequence[Any]] = grid) -> dict[str, Any]:
-                return self.edit_trial.steer(make_latents()[0], kind, grid)
-
-            row[f"{mode} {kind}"] = load_or_make(path, steer)
-            row["seconds"] += row[f"{mode} {kind}"]["seconds"]
         return row
 
-    def run(self, methods: Sequence[Method] = tuple(METHODS.values())) -> list[dict[str, Any]]:
-        """Run everything and return a row for each method and seed; every process calls this and does its share."""
-        rows = [(method, seed) for method in methods for seed in self.size.seeds]
+    def _edit(self, method: Method, seed: int, make_latents: MakeLatents) -> dict[str, Any]:
+        """How well a method steers: for each mode and kind of edit, and in `place` with supervised directions, too."""
+        found: dict[str, Any] = {}
+        for (mode, kind), values in GRIDS.items():
+            grid = take_values(values, self.size.grid_values)
+            for supervised in (False, True) if mode == "place" and not method.supervised else (False,):
+
+                def steer(kind: Kind = kind, grid: Grid = grid, supervised: bool = supervised) -> dict[str, Any]:
+                    latents = make_latents()[0]
+                    if supervised:
+                        calibration = replace(latents.require_calibration(), directions=self.true_directions)
+                        latents = with_key(replace(latents, calibration=calibration))
+                    return self.edit_trial.steer(latents, kind, grid)
+
+                name = f"{mode} {kind}{SUPERVISED if supervised else ''}"
+                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{make_key(grid, REPORTED)[:8]}.json"
+                if not Path(file).exists():
+                    make_latents()  # first, because the seconds are those of steering
+                found[name] = load_or_make(Path(file), steer)
+        return found
+
+    def run(
+        self,
+        methods: Sequence[Method] = tuple(METHODS.values()),
+        seeds: Sequence[int] | None = None,
+        parts: Sequence[Part] = PARTS,
+    ) -> list[dict[str, Any]]:
+        """Run everything and return a row for each method and seed; every process calls this and does its share.
+
+        Args:
+            methods: some of the methods.
+            seeds: some of the seeds of the size; all by default.
+            parts: `measures`, `edits`, or both.
+        """
+        seeds = check_seeds(self.size, seeds)
+        rows = [(method, seed) for method in methods for seed in seeds]
         self._check_work()
 
         def compute(row: tuple[Method, int]) -> None:
-            self.result(*row)
+            self.result(*row, parts)
 
         with worker_group(None, 1) as workers:
-            self._prepare(workers, methods)
+            self._prepare(workers, methods, seeds, parts)
             workers.each(rows, compute)
-            self._repeat(workers, methods)
-        return [self.result(*row) for row in rows]
+            if "measures" in parts:
+                self._repeat(workers, methods)
+        found = [self.result(*row, parts) for row in rows]
+        if "measures" in parts:
+            for (method, _), row in zip(rows, found, strict=True):
+                row |= {"same tokens": self.stability_across_runs(method)}
+                row |= {"other tokens": self.stability_across_draws(method)}
+        return found
 
     def _check_work(self) -> None:
         """Refuse a folder that holds another comparison, whose files have the same names."""
@@ -310,12 +365,14 @@ class Comparison:
             )
         write_file(path, lambda file: file.write(text.encode()))
 
-    def _prepare(self, workers: WorkerGroup, methods: Sequence[Method]) -> None:
+    def _prepare(
+        self, workers: WorkerGroup, methods: Sequence[Method], seeds: Sequence[int], parts: Sequence[Part]
+    ) -> None:
         """Make what all rows need: atlases and tokens, which processes make together, then the rest, one piece each."""
         atlases = [method for method in METHODS.values() if method.kind == "atlas"]
-        for seed in self.size.seeds:
+        for seed in dict.fromkeys([self.size.seeds[0], *seeds]):  # SAEs are tried out on the first seed
             for method in atlases:
-                if method == ELUDE or method in methods:
+                if method == ELUDE or (method in methods and seed in seeds):
                     self.log(f"atlas of rule {method.variant}, seed {seed}")
                     self.atlas(method, seed)
             self.store(seed)
@@ -324,9 +381,10 @@ class Comparison:
             getattr(self, name)
 
         def train(method: Method) -> None:
-            self.sae(method, self.size.seeds[0])
+            self.sae(method, seeds[0])
 
-        workers.each(["probing_scenes", "ms_scenes", "held_out_scenes"], make_scenes)
+        measured = ["ms_scenes", "held_out_scenes"] if "measures" in parts else []
+        workers.each(["probing_scenes", *measured], make_scenes)
         workers.each([method for method in METHODS.values() if method.kind == "sae" and method in methods], train)
 
     def _repeat(self, workers: WorkerGroup, methods: Sequence[Method]) -> None:
@@ -376,18 +434,11 @@ class Comparison:
 
     def stability_across_draws(self, method: Method) -> float:
         """Similarity of the dictionaries of different token draws."""
-        return _mean_stability([self._vectors(method, seed) for seed in self.size.seeds])
+        return mean_stability([self._vectors(method, seed) for seed in self.size.seeds])
 
     def stability_across_runs(self, method: Method) -> float:
         """Similarity of the dictionaries of several runs on the same tokens; NaN before there is a second."""
-        return _mean_stability([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
-
-
-def _mean_stability(paths: Sequence[Path]) -> float:
-    """The mean over all pairs of the files that exist."""
-    runs = [group_by_unit(**read_tensors(path)) for path in paths if path.exists()]
-    pairs = list(combinations(runs, 2))
-    return float(np.mean([stability(a, b) for a, b in pairs])) if pairs else float("nan")
+        return mean_stability([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
 
 
 def _varied(spec: SaeSpec) -> dict[str, float]:

@@ -8,16 +8,9 @@ import pytest
 import elude_steer
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import SAE_KINDS
-from elude_steer.evaluation.compare.methods import ELUDE, METHODS, SMALL, Size, find_methods
-from elude_steer.evaluation.edits.sweep import grid_points
+from elude_steer.evaluation.compare.methods import ELUDE, METHODS, Size, check_seeds, find_methods
 
 RESULTS = Path(elude_steer.__file__).parents[1] / "demos" / "results" / "toyland.json"
-
-
-def test_all_methods_have_grids_of_one_size():
-    for method in METHODS.values():
-        assert {len(grid_points(grid)) for grid in method.grids_for(Size()).values()} == {12}
-        assert {len(grid_points(grid)) for grid in method.grids_for(SMALL).values()} == {1}
 
 
 def test_every_kind_of_dictionary_is_registered():
@@ -37,6 +30,13 @@ def test_unknown_methods_are_refused():
     assert [method.name for method in find_methods(["raw units", "topk SAE"])] == ["raw units", "topk SAE"]
     with pytest.raises(SpecError, match="there is no method 'magic'; there are ELUDe"):
         find_methods(["magic"])
+
+
+def test_unknown_seeds_are_refused():
+    assert check_seeds(Size(), None) == check_seeds(Size(), ()) == [42, 123, 999]
+    assert check_seeds(Size(), (999,)) == [999]
+    with pytest.raises(SpecError, match="there is no seed 7 in the comparison; there are 42, 123, 999"):
+        check_seeds(Size(), (42, 7))
 
 
 def test_sizes_keep_the_keys_of_existing_work_folders():

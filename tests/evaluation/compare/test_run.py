@@ -32,11 +32,12 @@ def test_a_small_comparison(tmp_path, monkeypatch):
     assert comparison.stability_across_runs(elude) == 1
     assert comparison.stability_across_runs(raw) == pytest.approx(1, abs=1e-12)
     assert comparison.stability_across_runs(sae) < 0.99
-    table = write_results(comparison, rows, tmp_path).read_text()
+    table = write_results(SMALL, rows, tmp_path).read_text()
     for name in NAMES:
-        assert table.count(f"| {name} |") == 1 + 8  # what latents mean; two modes of two kinds of edits at two points
+        assert table.count(f"| {name} |") == 1 + 4  # what latents mean; two modes of two kinds of edits
     assert (tmp_path / "toyland-pareto.png").stat().st_size > 1000
     assert len(json.loads((tmp_path / "toyland.json").read_text())) == len(rows)
+    check_that_one_part_of_the_results_can_be_made_alone(comparison, rows, tmp_path)
     resumed = Comparison(comparison.work, SMALL)
     monkeypatch.setattr(Comparison, "label", lambda *_: pytest.fail("this was done before"))
     assert resumed.run(methods) == rows
@@ -46,11 +47,31 @@ def check_that_every_method_and_seed_has_a_row(rows):
     assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in NAMES for seed in SMALL.seeds]
     for row in rows:
         assert 0 <= row["clean"] <= 1
-        for part in ("scale remove", "scale replace", "place remove", "place replace"):
-            assert 0 <= row[part]["success"] <= 1
-            assert set(row[part]["intervals"]) >= {"success", "kept", "harmonic"}
-            assert row[part]["settings"]["mode"] == part.split()[0]
-            assert row[part]["cleanest"]["edits"] == row[part]["edits"]
+        supervised = row["method"].startswith("difference of means")
+        assert len(row["edits"]) == (4 if supervised else 6)
+        for name, score in row["edits"].items():
+            assert name.split()[0] == score["settings"]["mode"]
+            assert set(score["intervals"]) >= {"success", "kept", "invented", "clean"}
+            assert score["border"] == []  # a grid of one point has none
+            assert ("absent" in score) == ("remove" in name)
+            if "absent" in score:
+                assert score["absent"]["kind"] == "absent"
+                assert score["absent"]["edits"] >= score["edits"]
+
+
+def check_that_one_part_of_the_results_can_be_made_alone(comparison, rows, out):
+    raw, seed = METHODS["raw units"], SMALL.seeds[0]
+    (edits,) = comparison.run([raw], [seed], ["edits"])
+    (whole,) = (row for row in rows if (row["method"], row["seed"]) == ("raw units", seed))
+    assert edits == {"method": "raw units", "seed": seed, "edits": whole["edits"]}
+    before = json.loads((out / "toyland.json").read_text())
+    changed = {**edits, "edits": {**edits["edits"], "place remove": {**edits["edits"]["place remove"], "kept": 0.125}}}
+    write_results(SMALL, [changed], out)
+    for old, new in zip(before, json.loads((out / "toyland.json").read_text()), strict=True):
+        if (old["method"], old["seed"]) == ("raw units", seed):
+            assert new.pop("edits")["place remove"]["kept"] == 0.125
+            old.pop("edits")
+        assert new == old
 
 
 def check_that_splits_are_faithful_and_have_as_many_parts_as_elude(rows):
