@@ -8,6 +8,7 @@ small model with the same parts, in seconds.
 """
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from elude_steer.atlas.labels import Labels
 from elude_steer.atlas.weights import weights_hash
 from elude_steer.method.splitting import random_memberships
 from elude_steer.models.saving import save_processor
+from elude_steer.specs import AtlasSpec, MatcherSpec, ModelSpec
 from elude_steer.toyland import OBJECTS
 
 FULL: dict[str, Any] = {
@@ -137,14 +139,12 @@ def save_atlas(folder: Path, model: Path, *, seed: int = 0) -> Path:
 
     words = (np.arange(count, dtype=np.int32) % len(OBJECTS))[rng.permutation(count)][:, None]
     labels = Labels(tuple(OBJECTS), words, rng.random((count, 1), np.float32), np.arange(count, dtype=np.int32), {})
+    spec = AtlasSpec(folder.name, ModelSpec(str(model), vlm.layer_name), matcher=MatcherSpec("toyland/matcher"))
     about = {
         "name": folder.name, "model": {"id": str(model), "revision": None}, "layer": vlm.layer_name, "d_in": d_in,
-        "d_out": d_out, "units": d_out, "sub_units": count, "images": 1, "instances": 0, "backend": "random",
+        "d_out": d_out, "units": d_out, "sub_units": count, "images": 1, "instances": 1, "backend": "random",
         "weights": weights_hash(vlm.layer), "versions": {},
-        "spec": {
-            "model": {"id": str(model), "layer": vlm.layer_name},
-            "matcher": {"id": "toyland/matcher", "revision": None, "trust_remote_code": False},
-        },
+        "spec": asdict(spec),
     }  # fmt: skip
     units = torch.arange(d_out).repeat_interleave(EXPANSION)
     packed = torch.from_numpy(np.packbits(members.numpy(), axis=1))

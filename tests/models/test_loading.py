@@ -60,7 +60,7 @@ def test_weights_in_a_pickle_are_refused(dinov2, tmp_path):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"could not be loaded: .*safetensors"):
-        load_vision(folder, layer="layer.1.mlp.fc2")
+        load_vision(str(folder), layer="layer.1.mlp.fc2")
 
 
 def test_the_error_counts_keys_by_kind():

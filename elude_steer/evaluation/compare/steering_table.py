@@ -73,13 +73,18 @@ def _table(edited: Mapping[str, Rows], mode: str, kind: str) -> list[str]:
         cells.append(_settings(own, mode, kind))
         other = [row["edits"].get(f"{mode} {kind}{SUPERVISED}") for row in rows]
         if beside:
-            known = [score for score in other if score]
-            own_too = [_share(known, "success"), _share(known, "clean"), _settings(known, mode, kind)]
-            cells += own_too if known else ["", "", ""]
+            cells += _supervised_cells([score for score in other if score], mode, kind)
         seconds = [score["seconds"] + (more["seconds"] if more else 0) for score, more in zip(own, other, strict=True)]
         cells.append(f"{np.mean(seconds) / 60:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _supervised_cells(scores: Rows, mode: str, kind: str) -> list[str]:
+    """What a method does with supervised directions; empty for one that has no others."""
+    if not scores:
+        return ["", "", ""]
+    return [_share(scores, "success"), _share(scores, "clean"), _settings(scores, mode, kind)]
 
 
 def _share(scores: Rows, name: str, *, inverted: bool = False) -> str:
