@@ -220,20 +220,33 @@ PHASES = {
     "tiles": Schedule(steps=1400, size=48, peak=1.5e-3, wide=0.3, seed=1003),
     "crowds": Schedule(steps=800, size=48, peak=1.2e-3, wide=0.25, seed=1004, clutter=0.65, crowd=0.35),
     "polish": Schedule(steps=360, size=48, peak=9e-4, wide=0.2, seed=1005, clutter=0.65, crowd=0.2),
+    "gaps": Schedule(steps=360, size=48, peak=6e-4, wide=0.2, seed=1006, clutter=0.5, crowd=0.2, hide=0.5),
 }
+# Only the projector and the language model learn in this phase: things that stand apart, or alone in the air, because
+# another one is missing. The tower stays, and with it every atlas of it.
+LANGUAGE_PHASE = "gaps"
 
 
-def train(work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
-    """Train the captioner in phases: patches, captions of one tile, captions of all tiles, hard scenes.
+def train(work: Path, log: Callable[[str], None], start: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Train the captioner in phases: patches, captions of one tile, of all tiles, of hard scenes, of scenes with gaps.
+
+    Args:
+        work: folder for checkpoints.
+        log: called with lines of progress.
+        start: a captioner that has done all phases but the last; None trains a new one.
 
     Returns:
         The captioner, and for the report the losses of each phase.
     """
-    losses = CaptionerLosses(new_model(0))
+    losses = CaptionerLosses(start if start is not None else new_model(0))
     losses.model.train()
-    networks = {"model": losses.model, "head": losses.patch_head}  # the patch head is not saved with the model
     phases = {}
     for phase, schedule in PHASES.items():
+        if start is not None and phase != LANGUAGE_PHASE:
+            continue
+        networks = {"model": losses.model, "head": losses.patch_head}  # the patch head is not saved with the model
+        if phase == LANGUAGE_PHASE:
+            networks = language_parts(losses.model)
 
         def compute_loss(step: int, scenes: list[Scene], phase: str = phase) -> torch.Tensor:
             return phase_loss(phase, losses, scenes, PROMPTS[step % len(PROMPTS)])
@@ -241,6 +254,16 @@ def train(work: Path, log: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
         label, checkpoint = f"captioner, {phase}", work / f"captioner-{phase}.pt"
         phases[phase] = train_networks(label, networks, schedule, compute_loss, checkpoint, log)
     return losses.model.eval(), phases
+
+
+def language_parts(model: Any) -> dict[str, nn.Module]:
+    """The modules behind the vision tower; the tower's weights no longer change."""
+    model.model.vision_tower.requires_grad_(requires_grad=False)
+    projector, language = model.model.multi_modal_projector, model.model.language_model
+    parts = {"projector": projector, "language_model": language, "lm_head": model.lm_head}
+    for part in parts.values():
+        part.requires_grad_(requires_grad=True)
+    return parts
 
 
 def phase_loss(phase: str, losses: CaptionerLosses, scenes: Sequence[Scene], prompt: str) -> torch.Tensor:
@@ -257,7 +280,10 @@ def phase_loss(phase: str, losses: CaptionerLosses, scenes: Sequence[Scene], pro
     stacks = [tiles(scene.image)[int(alone) :] for scene, alone in zip(scenes, square, strict=True)]
     parts = losses.patch_features(torch.cat(stacks)).split([len(stack) for stack in stacks])
     images = [torch.cat([part, part]) if alone else part for part, alone in zip(parts, square, strict=True)]
+    packed = losses.pack(torch.cat(images), scenes, [len(part) for part in images])
+    caption_loss = losses.caption_loss(packed, scenes, prompt)
+    if phase == LANGUAGE_PHASE:
+        return caption_loss
     base = torch.stack([part[0] for part, alone in zip(images, square, strict=True) if alone])
     patch_loss = losses.patch_loss(base, [scene for scene, alone in zip(scenes, square, strict=True) if alone])
-    packed = losses.pack(torch.cat(images), scenes, [len(part) for part in images])
-    return losses.caption_loss(packed, scenes, prompt) + 0.2 * patch_loss
+    return caption_loss + 0.2 * patch_loss

@@ -12,6 +12,7 @@ import json
 import platform
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,16 @@ PARTS = ("captioner", "labeller", "matcher")
 HELD_OUT_SEED = 90_001  # no training uses this seed
 
 
-def make_captioner(out: Path, work: Path) -> dict[str, Any]:
-    """Train and save the captioner, and report on it."""
-    model, phases = captioner.train(work, log)
+def make_captioner(out: Path, work: Path, *, last_phase: bool = False) -> dict[str, Any]:
+    """Train and save the captioner, and report on it; `last_phase` goes on from the saved one."""
+    start = Vlm.load(str(out / "captioner"), dtype="float32").model if last_phase else None
+    model, phases = captioner.train(work, log, start)
     captioner.save(model, out / "captioner")
     vlm = Vlm.load(str(out / "captioner"))
     held_out = held_out_scenes(HELD_OUT_SEED, 1000)
     report = report_captions(caption_scenes(vlm, held_out), held_out)
+    if last_phase:
+        phases = {**json.loads((out / "training.json").read_text(encoding="utf-8"))["captioner"]["phases"], **phases}
     minutes = sum(phase["minutes"] for phase in phases.values())
     return {"phases": phases, "minutes": minutes, "exam": asdict(report)}
 
@@ -71,11 +75,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=toyland.DATA, help="folder for the models")
     parser.add_argument("--work", type=Path, default=home() / "work" / "toyland", help="folder for checkpoints")
     parser.add_argument("--only", choices=PARTS, action="append", help="train only this model (may be repeated)")
+    parser.add_argument(
+        "--last-phase", action="store_true", help="go on from the captioner in --out with its last phase"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     path = options.out / "training.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for part, make in zip(PARTS, (make_captioner, make_labeller, make_matcher), strict=True):
+    makers = (partial(make_captioner, last_phase=options.last_phase), make_labeller, make_matcher)
+    for part, make in zip(PARTS, makers, strict=True):
         if options.only and part not in options.only:
             continue
         report[part] = make(options.out, options.work)

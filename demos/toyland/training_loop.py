@@ -32,6 +32,7 @@ class Schedule:
         seed: seed of the scenes.
         clutter: fraction of scenes with objects that the caption does not mention.
         crowd: fraction of scenes that are forced to have three objects.
+        hide: fraction of scenes with several objects in which one of them is not painted.
     """
 
     steps: int
@@ -41,6 +42,7 @@ class Schedule:
     seed: int
     clutter: float = 0.4
     crowd: float = 0.0
+    hide: float = 0.0
 
     def learning_rate(self, step: int, warmup: int = 50) -> float:
         """The learning rate of a step: linear warm-up, then half a cosine."""
@@ -51,7 +53,8 @@ class Schedule:
 
         def draw(number: int) -> list[Scene]:
             generators = [np.random.default_rng([self.seed, number, i]) for i in range(self.size)]
-            return [draw_scene(rng, wide=self.wide, clutter=self.clutter, crowd=self.crowd) for rng in generators]
+            options = {"wide": self.wide, "clutter": self.clutter, "crowd": self.crowd, "hide": self.hide}
+            return [draw_scene(rng, **options) for rng in generators]
 
         with ThreadPoolExecutor(1) as pool:
             pending = pool.submit(draw, start)

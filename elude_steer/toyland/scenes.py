@@ -119,6 +119,7 @@ def draw_scene(
     relation: str | None = None,
     jumping: bool | None = None,
     hidden: Sequence[str] = (),
+    hide: float = 0.0,
 ) -> Scene:
     """Draw one scene; arguments that are None are chosen at random.
 
@@ -131,7 +132,8 @@ def draw_scene(
         place: one of `PLACES`.
         relation: relation of the first two objects.
         jumping: whether the first object jumps.
-        hidden: objects that are not painted; all else stays as it is.
+        hidden: objects that are not painted; all else stays as it is, and the caption names what is left.
+        hide: probability of not painting one of several objects.
     """
     size = (SIDE, SIDE)
     if rng.random() < wide:
@@ -144,8 +146,12 @@ def draw_scene(
         things = [NAMES[i] for i in rng.choice(len(NAMES), count, replace=False)]
     while True:  # until the objects fit into the image
         placement = place_things(rng, list(things), size, relation, jumping)
-        if placement is not None:
-            return _draw(rng, *placement, place, size, clutter, hidden)
+        if placement is None:
+            continue
+        placed = placement[1]
+        if hide and len(placed) > 1 and rng.random() < hide:
+            hidden = [placed[rng.integers(len(placed))].name]
+        return _draw(rng, *placement, place, size, clutter, hidden)
 
 
 def write_scenes(folder: Path, count: int, seed: int) -> Path:
@@ -188,12 +194,13 @@ def _draw(
     truth = np.zeros((size[1], size[0]), np.uint8)
     attempts = int(rng.integers(1, 3)) if rng.random() < clutter else 0
     clutter_count = sum(_draw_clutter(rng, image, truth, [p.box for p in placed]) for _ in range(attempts))
-    order = list(range(len(placed)))
+    relation, painted = _leave_out(relation, placed, hidden)
+    order = list(range(len(painted)))
     if relation == "on":
         order[:2] = [1, 0]  # an object on another is in front of it
     areas = []
-    for i in (number for number in order if placed[number].name not in hidden):
-        thing = placed[i]
+    for i in order:
+        thing = painted[i]
         if thing.jumping:
             _draw_jump(image, thing)
         image.paste(thing.sprite, (thing.left, thing.top), thing.sprite)
@@ -203,9 +210,19 @@ def _draw(
         areas.append((i, int(solid.sum())))
     visible = {i: float((truth == i + 1).sum()) / max(1, area) for i, area in areas}
     image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.9, 1.1))
-    things = tuple(Thing(p.name, p.box, visible.get(i, 0.0), p.jumping) for i, p in enumerate(placed))
-    text = caption(relation, [Mention(p.name, p.jumping) for p in placed], place)
+    things = tuple(Thing(p.name, p.box, visible[i], p.jumping) for i, p in enumerate(painted))
+    text = caption(relation, [Mention(p.name, p.jumping) for p in painted], place)
     return Scene(image, text, things, place, relation, truth, clutter_count)
+
+
+def _leave_out(
+    relation: str | None, placed: list[PlacedThing], hidden: Sequence[str]
+) -> tuple[str | None, list[PlacedThing]]:
+    """The objects that are painted, and their relation: two that were no pair are next to each other."""
+    painted = [thing for thing in placed if thing.name not in hidden]
+    if len(painted) < 2:
+        return None, painted
+    return relation if painted[:2] == placed[:2] else "next to", painted
 
 
 def _draw_jump(image: Image.Image, thing: PlacedThing) -> None:

@@ -88,3 +88,12 @@ def test_the_training_report_is_stored_beside_the_weights():
 def test_the_models_are_small():
     size = sum(path.stat().st_size for path in toyland.DATA.rglob("*") if path.is_file())
     assert size <= 25e6
+
+
+def test_the_last_phase_leaves_the_tower_as_it_is(series):
+    model = captioner.new_model(0)
+    parts = captioner.language_parts(model)
+    scenes = [scene for scene in series if scene.image.size == (96, 96)][:2]
+    captioner.phase_loss(captioner.LANGUAGE_PHASE, captioner.CaptionerLosses(model), scenes, "What?").backward()
+    assert all(p.grad is None for p in model.model.vision_tower.parameters())
+    assert all(p.grad is not None for part in parts.values() for p in part.parameters())

@@ -4,6 +4,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -73,13 +74,17 @@ def literal(steerer, q, plan, image):
     weight, bias = steerer.vlm.layer.weight.detach().double(), steerer.vlm.layer.bias.detach().double()
     members = atlas.members()
     tiles, patches, _ = q.shape
-    change = torch.zeros(tiles, patches, len(weight), dtype=torch.float64)
+    change, q = torch.zeros(tiles, patches, len(weight), dtype=torch.float64), q.double()
 
+    @cache
+    def owners(unit):
+        return members[list(atlas.sub_units_of(unit))].sum(0).double()
+
+    @cache
     def activation(sub_unit):
         unit = int(atlas.units[sub_unit])
-        owners = members[list(atlas.sub_units_of(unit))].sum(0).double()
-        share = members[sub_unit].double() / owners
-        return q.double() @ (weight[unit] * share) + bias[unit] * share.mean()
+        share = members[sub_unit].double() / owners(unit)
+        return q @ (weight[unit] * share) + bias[unit] * share.mean()
 
     def largest(values, nu, per):
         mask = torch.zeros(tiles, patches, dtype=torch.bool)
@@ -94,6 +99,7 @@ def literal(steerer, q, plan, image):
                 mask[t, top] = True
         return mask
 
+    @cache
     def read(row):
         weights = calibration.weights[row].double() * float(calibration.scale[row])
         return sum(float(weights[s]) * activation(s) for s in range(len(atlas))) + float(calibration.bias[row])

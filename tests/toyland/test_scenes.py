@@ -100,3 +100,33 @@ def test_the_command_line_draws_and_captions(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert "nothing.png' cannot be read: No such file or directory; check the path." in capsys.readouterr().err
+
+
+def test_a_scene_without_one_of_its_objects_names_what_is_left():
+    def draw(things, relation, *hidden):
+        rng = np.random.default_rng(8)
+        return draw_scene(rng, wide=0, things=things, place="beach", relation=relation, jumping=False, hidden=hidden)
+
+    whole = draw(["dog", "car", "hat"], "on")
+    assert whole.caption == "a dog on a car with a hat at the beach"
+    captions = {name: draw(["dog", "car", "hat"], "on", name).caption for name in whole.objects}
+    assert captions == {
+        "dog": "a car next to a hat at the beach",
+        "car": "a dog next to a hat at the beach",
+        "hat": "a dog on a car at the beach",
+    }
+    alone = draw(["dog", "car"], "on", "car")
+    assert (alone.caption, alone.relation, alone.objects) == ("a dog at the beach", None, ("dog",))
+    left = draw(["dog", "car", "hat"], "on", "hat")
+    assert left.things == whole.things[:2]
+    assert np.array_equal(left.truth, np.where(whole.truth == 3, 0, whole.truth))
+
+
+def test_one_of_several_objects_can_be_left_out_by_chance():
+    kept = [draw_scene(np.random.default_rng(i), hide=0.0) for i in range(40)]
+    left = [draw_scene(np.random.default_rng(i), hide=1.0) for i in range(40)]
+    for whole, less in zip(kept, left, strict=True):
+        several = len(whole.things) > 1
+        assert len(less.things) == len(whole.things) - several
+        assert set(less.objects) <= set(whole.objects)
+        assert parse(less.caption).objects == less.objects
