@@ -55,7 +55,8 @@ class Truth:
     @classmethod
     def read(cls, comparison: Comparison, vocabulary: Sequence[str]) -> Truth:
         """The truth of all test photos, from their captions and from the boxes."""
-        cases = {Path(case.source).name: case for case in photo_world(comparison.work / "photos" / "test").cases}
+        test = comparison.work / "photos" / "test"
+        cases = {Path(case.source).name: case for case in photo_world(test, min_concepts=0).cases}
         names = [Path(item.id).name for item in comparison.held_out.items]
         boxes = json.loads(BOXES.read_text(encoding="utf-8"))["photos"]
         concepts = sorted({concept for case in cases.values() for concept in case.objects} & set(vocabulary))
