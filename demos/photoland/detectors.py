@@ -108,8 +108,9 @@ def measure(dictionary: Dictionary, comparison: Comparison, truth: Truth, words:
     kinds, with_boxes = detector_kinds(means, presence), {photo for photo, _ in truth.boxed}
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in kinds}
     shown: dict[str, dict[int, np.ndarray]] = {name: {} for name in kinds}
+    rows, columns = comparison.vlm.patch_shape or (1, 1)
     for photo, q in enumerate(comparison.held_out.layer_inputs()):
-        latents = dictionary.read(q)
+        latents = dictionary.read(q[-rows * columns :])  # without CLS, as an edit reads them
         for name, (weights, bias) in kinds.items():
             readings = latents @ weights.float().T + bias.float()
             scores[name].append(readings.mean(0))  # as an atlas does whose regions are whole images
