@@ -9,7 +9,7 @@ random split, of a TopK autoencoder, or by the dual encoder's word on whether a 
 kinds of edits on the same photos. Settings were chosen on development photos.
 
 A stronger edit does more and keeps less, so two kinds of directions are compared where they keep the same: the rows of
-other strengths give both curves, and the last lines say what supervised directions do at the share that the shipped
+other strengths give both curves, and the last lines say what supervised directions do at the shares that the shipped
 ones keep.
 """
 
@@ -40,7 +40,7 @@ from elude_steer.steering.steerer import Steerer
 KINDS = ("remove", "replace", "absent")
 COLUMNS = ("success", "kept", "invented", "clean")
 SHIPPED, SUPERVISED = "as shipped", "supervised directions"
-STRENGTHS = (0.5, 1.0, 1.5, 3.0)  # beside that of the atlas
+STRENGTHS = (1.0, 1.5, 2.0, 4.0)  # beside that of the atlas
 
 
 def with_detectors_of(name: str, steerer: Steerer[Atlas], comparison: Comparison) -> Steerer[Any]:
@@ -100,15 +100,19 @@ class EncoderGate:
         return (similarity - low) / (high - low) >= self.share
 
 
-def at_same_kept(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
-    """What supervised directions do at the share that the shipped ones keep, between the strengths that were tried.
+def at_same_kept(rows: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """What supervised directions do at the shares that the shipped ones keep, between the strengths that were tried.
 
-    Where even the weakest or the strongest tried does not keep that share, the closest one counts.
+    Strengths at which the shipped directions keep more or less than all of the supervised rows are left out.
     """
-    (own,) = (row for row in rows if row["row"] == SHIPPED and row["kind"] == kind)
     curve = sorted((r["kept"], r["success"]) for r in rows if r["row"].startswith(SUPERVISED) and r["kind"] == kind)
-    done = float(np.interp(own["kept"], *zip(*curve, strict=True)))
-    return {"kind": kind, "kept": own["kept"], "shipped": own["success"], "supervised": done}
+    found = []
+    for own in (row for row in rows if row["row"].startswith(SHIPPED) and row["kind"] == kind):
+        if curve[0][0] <= own["kept"] <= curve[-1][0]:
+            done = float(np.interp(own["kept"], *zip(*curve, strict=True)))
+            values = {"kept": own["kept"], "shipped": own["success"], "supervised": done}
+            found.append({"kind": kind, "row": own["row"], **values})
+    return found
 
 
 @torch.inference_mode()
@@ -150,7 +154,7 @@ def run(work: Path, count: int, split: str) -> dict[str, Any]:
             found.append({"row": name, **score.to_dict()})
             cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
             print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
-    same = [at_same_kept(found, kind) for kind in KINDS[:2]]
+    same = [one for kind in KINDS[:2] for one in at_same_kept(found, kind)]
     for one in same:
         print("at the same share kept:", json.dumps(one))
     return {"rows": found, "at the same kept": same}

@@ -120,7 +120,7 @@ def part_section(found: Mapping[str, Any]) -> list[str]:
     """What each part of mode place does."""
     rows = found["rows"]
     same = [
-        f"{one['kind']} {one['shipped']:.2f} and {one['supervised']:.2f} (kept {one['kept']:.2f})"
+        (one["kind"], one["row"], *(f"{one[name]:.2f}" for name in ("kept", "shipped", "supervised")))
         for one in found["at the same kept"]
     ]
     shown = [(row["row"], row["kind"], row["edits"], *map(_with_interval(row), STEERED)) for row in rows]
@@ -133,8 +133,10 @@ def part_section(found: Mapping[str, Any]) -> list[str]:
         "",
         table(("", "edit", "edits", *STEERED), shown),
         "",
-        "A stronger edit does more and keeps less. Where both keep the same, the shipped and the supervised directions",
-        f"do {'; '.join(same)}, the latter between the strengths of the table.",
+        "A stronger edit does more and keeps less. Where both keep the same, this share of edits is done, with",
+        "supervised directions between the strengths of the table:",
+        "",
+        table(("edit", "", "kept", "shipped directions", "supervised directions"), same),
         "",
     ]
 
