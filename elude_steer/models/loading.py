@@ -14,6 +14,7 @@ import torch
 
 from elude_steer.errors import EludeSteerError, ModelError
 from elude_steer.specs import DTYPES
+from elude_steer.trust import call_loader
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.hub import check_available, why_unreachable
 from elude_steer.utils.terms import show_terms
@@ -42,7 +43,7 @@ def load_pretrained(
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where the model goes, the CPU by default; ignored with `device_map`.
         device_map: as in transformers.
-        attn_implementation: as in transformers.
+        attn_implementation: as in transformers; a kernel of the Hub (`user/name`) is code.
         trust_remote_code: whether code that comes with the model may run.
         check: called with the model before its weights are checked; raises if it is a model of the wrong kind.
     """
@@ -52,6 +53,7 @@ def load_pretrained(
         model_id,
         revision,
         trust_remote_code,
+        code=f"the kernel '{attn_implementation}'" if "/" in (attn_implementation or "") else None,
         dtype=as_dtype(dtype),
         device_map=device_map,
         attn_implementation=attn_implementation,
@@ -137,16 +139,29 @@ def _without_videos(name: str) -> Any:
 
 
 def _from_pretrained(
-    auto_class: Any, model_id: str, revision: str | None, trust_remote_code: bool, **options: Any
+    auto_class: Any,
+    model_id: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    code: str | None = None,
+    **options: Any,
 ) -> Any:
-    """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
+    """Call `from_pretrained` of a class of transformers; `code` is what would run beside the model's own code."""
     source = resolve_id(model_id)
     check_available(source)
     show_terms(source)
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
-        return auto_class.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
+        return call_loader(
+            auto_class.from_pretrained,
+            source,
+            subject=f"model '{model_id}'",
+            trust_remote_code=trust_remote_code,
+            code=code,
+            revision=revision,
+            **options,
+        )
 
 
 @contextmanager
