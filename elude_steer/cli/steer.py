@@ -154,7 +154,7 @@ def run(
 
     \b
     elude-steer run toyland-dog toyland-train --report out.html
-    elude-steer run llava-train --image train.jpg --device cuda
+    elude-steer run llava-train --image train.jpg --device cuda --trust-remote-code
     """  # noqa: D301
     from elude_steer.models.images import open_image
     from elude_steer.recipe_files import check_files, load_recipe, require_image
