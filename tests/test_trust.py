@@ -29,7 +29,7 @@ from elude_steer.recipe_files import load_spec
 from elude_steer.specs import LabelsSpec
 from elude_steer.trust import UntrustedCodeError
 from elude_steer.utils.files import resolve_id
-from tests.helpers.strangers import COMMIT, Stranger
+from tests.helpers.strangers import COMMIT, Stranger, save_tiny_matcher
 
 ROOT = Path(__file__).parents[1]
 IMAGE = str(ROOT / "demos" / "images" / "toyland-dog.png")
@@ -270,6 +270,23 @@ def test_kernels_of_the_hub_are_code():
         es.Vlm.load("toyland/captioner", attn_implementation="stranger/kernel")
 
 
+@pytest.mark.parametrize("value", ["stranger/kernel", {"vision_config": "stranger/kernel@main:run"}])
+@pytest.mark.parametrize("part", ["model", "vision_config"])
+def test_kernels_that_the_settings_of_a_model_name_are_code(part, value, stranger):
+    model = stranger.with_code_in("nothing")
+    stranger.change_config(model, part, "_attn_implementation", value)
+    with pytest.raises(UntrustedCodeError, match="disguised-captioner' brings the kernel 'stranger/kernel"):
+        es.Vlm.load(model)
+
+
+def test_kernels_that_the_settings_of_a_matcher_name_are_code(tmp_path):
+    stranger = Stranger(tmp_path / "here")
+    matcher = stranger.matcher()
+    (Path(matcher) / "config.json").write_text('{"_attn_implementation": "stranger/kernel"}')
+    with pytest.raises(UntrustedCodeError, match="matcher' brings the kernel 'stranger/kernel"):
+        load_matcher(matcher)
+
+
 @pytest.mark.parametrize(
     ("id", "refused"),
     [
@@ -337,7 +354,7 @@ def test_readers_of_files_are_no_datasets(monkeypatch):
 
 
 def test_pickled_weights_are_not_read(tmp_path):
-    """Of a model and of a matcher; the pickle would leave the marker."""
+    """Of a model, a dual encoder and a matcher; the pickle would leave a file."""
     import pickle
 
     class Bomb:
@@ -351,6 +368,12 @@ def test_pickled_weights_are_not_read(tmp_path):
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
         with pytest.raises(EludeSteerError, match=r"no file named model\.safetensors"):
             load(str(folder))
+    matcher = save_tiny_matcher(tmp_path / "here" / "matcher")
+    assert load_matcher(str(matcher)).embed(["dog"]).shape == (1, 8)
+    (matcher / "model.safetensors").unlink()
+    (matcher / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(EludeSteerError, match=r"no file named model\.safetensors"):
+        load_matcher(str(matcher), device="cpu:0")  # another device, because matchers are loaded once in a process
     assert not (tmp_path / "here" / "exploded").exists()
 
 

@@ -53,7 +53,6 @@ def load_pretrained(
         model_id,
         revision,
         trust_remote_code,
-        code=f"the kernel '{attn_implementation}'" if "/" in (attn_implementation or "") else None,
         dtype=as_dtype(dtype),
         device_map=device_map,
         attn_implementation=attn_implementation,
@@ -139,20 +138,17 @@ def _without_videos(name: str) -> Any:
 
 
 def _from_pretrained(
-    auto_class: Any,
-    model_id: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    code: str | None = None,
-    **options: Any,
+    auto_class: Any, model_id: str, revision: str | None, trust_remote_code: bool, **options: Any
 ) -> Any:
-    """Call `from_pretrained` of a class of transformers; `code` is what would run beside the model's own code."""
     source = resolve_id(model_id)
     check_available(source)
     show_terms(source)
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
+        code = (
+            find_kernel(source, revision, options["attn_implementation"]) if "attn_implementation" in options else None
+        )
         return call_loader(
             auto_class.from_pretrained,
             source,
@@ -162,6 +158,34 @@ def _from_pretrained(
             revision=revision,
             **options,
         )
+
+
+def find_kernel(source: str, revision: str | None, chosen: str | None = None) -> str | None:
+    """The attention kernel of the Hub that a model would download and run, for `call_loader`; None without one.
+
+    Args:
+        source: a Hub id or folder, whose settings may name a kernel.
+        revision: commit, tag or branch on the Hub.
+        chosen: `attn_implementation` of the call.
+    """
+    from transformers import PretrainedConfig
+
+    offline = not Path(source).is_dir() and bool(why_unreachable())
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=offline)
+    except (OSError, ValueError):
+        settings = {}  # the loader says what is wrong
+    left: list[tuple[bool, Any]] = [
+        (True, chosen),
+        (False, settings),
+    ]  # whether it chooses an implementation, and a value
+    while left:
+        chooses, value = left.pop()
+        if isinstance(value, dict):
+            left += [(chooses or "_implementation" in str(key), inner) for key, inner in value.items()]
+        elif chooses and isinstance(value, str) and "/" in value:
+            return f"the kernel '{value}'"
+    return None
 
 
 @contextmanager

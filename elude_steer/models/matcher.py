@@ -83,7 +83,7 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
 def _load_sentence_transformer(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    from elude_steer.models.loading import hide_weight_bars
+    from elude_steer.models.loading import find_kernel, hide_weight_bars
 
     local: dict[str, Any] = {"local_files_only": True} if Path(source).is_dir() or why_unreachable() else {}
     with hide_weight_bars():
@@ -92,6 +92,7 @@ def _load_sentence_transformer(source: str, id: str, revision: str | None, trust
             source,
             subject=f"matcher '{id}'",
             trust_remote_code=trust_remote_code,
+            code=find_kernel(source, revision),
             revision=revision,
             device=device,
             model_kwargs={"use_safetensors": True},  # other formats hold pickles

@@ -69,6 +69,13 @@ class Stranger:
             shutil.rmtree(folder / "custom_generate")
         return name
 
+    def change_config(self, model: str, part: str, key: str, value: object) -> None:
+        """Change the settings of a model, or of a part of it."""
+        path = self._folder_of(model.split("/")[-1]) / "config.json"
+        config = json.loads(path.read_text())
+        (config if part == "model" else config[part])[key] = value
+        path.write_text(json.dumps(config))
+
     def matcher(self) -> str:
         """A matcher whose module is its own."""
         name, folder = self._place("matcher")
@@ -140,3 +147,25 @@ class Stranger:
     def _code(self) -> str:
         """It stops at once, so that a test with permission takes no longer than one without."""
         return f"from pathlib import Path\n\nPath({str(self.marker)!r}).touch()\nraise RuntimeError('the code ran')\n"
+
+
+def save_tiny_matcher(folder: Path) -> Path:
+    """Save a matcher that is a transformer, of random weights and without code."""
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    config = BertConfig(
+        vocab_size=40_000, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    BertModel(config).save_pretrained(folder)
+    tokenizer = str(Path(resolve_id("toyland/matcher")) / "tokenizer.json")
+    PreTrainedTokenizerFast(tokenizer_file=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
