@@ -164,6 +164,15 @@ def test_no_command_runs_code_of_strangers(command, kind, stranger, attack):
     assert code == 1 and "--trust-remote-code" in err, err
 
 
+@pytest.mark.parametrize(("command", "kind"), [case for case in CASES if case[1] in ("model", "matcher")])
+def test_no_command_runs_code_that_no_file_announces(command, kind, tmp_path, attack):
+    """The spec says that nothing is needed, so it is the library that wants to run the code."""
+    stranger = Stranger(tmp_path / "here", claims=False)
+    code, _, err = attack(command, WALK[command][kind](stranger))
+    assert not stranger.code_ran
+    assert code == 1 and "brings code of its own" in err and "--trust-remote-code" in err, err
+
+
 @pytest.mark.parametrize(("command", "kind"), CASES)
 def test_commands_run_it_if_the_caller_says_so(command, kind, stranger, attack):
     code, _, err = attack(command, WALK[command][kind](stranger), "--trust-remote-code")
