@@ -25,7 +25,7 @@ class ModelSpec:
         revision: The commit or tag to load; null takes the newest.
         dtype: The model's data type; `auto` is that of its checkpoint.
         attn_implementation: The attention implementation of transformers; null lets transformers choose.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        trust_remote_code: Whether it needs code of its own, which runs only if the caller of the build allows it, too.
         autocast: Data type of the tower's matrix products during a build; null keeps the model's.
     """
 
@@ -202,7 +202,7 @@ class MatcherSpec:
     Attributes:
         id: A sentence-transformers model: a Hub id or folder.
         revision: The commit or tag to load; null takes the newest.
-        trust_remote_code: Whether code that comes with the model may run.
+        trust_remote_code: Whether it needs code of its own, which runs only if whoever steers allows it, too.
     """
 
     id: str = "perplexity-ai/pplx-embed-v1-0.6b"

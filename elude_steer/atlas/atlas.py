@@ -38,6 +38,7 @@ from elude_steer.atlas.weights import StoredParameters, check_weights
 from elude_steer.errors import AtlasError
 from elude_steer.method.layers import SubUnits, divide_among_owners, layer_parameters
 from elude_steer.models.matcher import Matcher, load_matcher
+from elude_steer.trust import check_needs
 from elude_steer.utils.files import new_folder, write_file
 
 
@@ -205,33 +206,22 @@ class Atlas:
             )
         return self.labels
 
-    def matcher(self, *, trust_remote_code: bool | None = None) -> Matcher:
-        """Load the model that matches words with labels, as the spec says."""
-        spec = dict(self.about.get("spec", {}).get("matcher", {}))
+    def matcher(self, *, trust_remote_code: bool = False) -> Matcher:
+        """Load the model that matches words with labels; `trust_remote_code` lets code that comes with it run."""
+        spec = self.about.get("spec", {}).get("matcher")
         if not spec:
             raise AtlasError(f"the spec of atlas '{self.name}' has no matcher; build it again with a matcher section.")
-        spec["trust_remote_code"] = self.allows_remote_code(spec["trust_remote_code"], trust_remote_code)
-        return load_matcher(spec.pop("id"), **spec)
+        check_needs(self.about["spec"], ("matcher",), trust_remote_code)
+        return load_matcher(spec["id"], revision=spec["revision"], trust_remote_code=trust_remote_code)
 
-    def allows_remote_code(self, in_spec: bool, override: bool | None) -> bool:
-        """Whether code that comes with a model may run.
-
-        Args:
-            in_spec: what the spec says; ignored for an atlas from the Hub.
-            override: what the caller says; None leaves it to the spec.
-        """
-        return override if override is not None else in_spec and not self.downloaded
-
-    def search(
-        self, word: str, *, limit: int = 20, by: str = "label", trust_remote_code: bool | None = None
-    ) -> list[Match]:
+    def search(self, word: str, *, limit: int = 20, by: str = "label", trust_remote_code: bool = False) -> list[Match]:
         """The sub-units that match a word, best first.
 
         Args:
             word: any word; its meaning is compared with the labels, not its spelling.
             limit: the maximum number of sub-units.
             by: `label` ranks by the similarity of each sub-unit's label; `score` by how well the closest words fit it.
-            trust_remote_code: whether code that comes with the matcher may run; None leaves it to the atlas's spec.
+            trust_remote_code: whether code that comes with the matcher may run.
 
         Example:
             >>> atlas.search("puppy", limit=3)

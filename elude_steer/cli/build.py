@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from elude_steer.cli.checks import check_images, check_spec
-from elude_steer.cli.options import DEVICE, hide_loading_bars, show_log, with_options
+from elude_steer.cli.options import DEVICE, TRUST, hide_loading_bars, show_log, with_options
 
 
 @click.command()
@@ -24,6 +24,7 @@ from elude_steer.cli.options import DEVICE, hide_loading_bars, show_log, with_op
 @click.option("--threads", type=click.IntRange(min=1), help="Threads per process, one core each [default: all cores].")
 @click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
 @click.option("--quiet", is_flag=True, help="Show no progress and no times.")
+@with_options(TRUST)
 def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
     """Build the atlas of SPEC, a YAML file or a shipped recipe. Run it again to resume after an interruption.
 

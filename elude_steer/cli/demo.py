@@ -53,7 +53,7 @@ def demo(
     device: str | None,
     threads: int | None,
     dtype: str | None,
-    trust_remote_code: bool | None,
+    trust_remote_code: bool,
     host: str,
     port: int | None,
     share: bool,

@@ -15,6 +15,7 @@ from elude_steer.cli.checks import check_images, check_spec, check_variations
 from elude_steer.cli.options import (
     DEVICE,
     THREADS,
+    TRUST,
     format_number,
     hide_loading_bars,
     print_note,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     help="An atlas of a second run of the same build, to measure stability.",
 )
 @click.option("--model", callback=require_model, help="Another copy of the model [default: the one of the atlas].")
-@with_options(DEVICE, THREADS)
+@with_options(DEVICE, THREADS, TRUST)
 @click.option(
     "--runs", type=click.IntRange(min=1), default=50, show_default=True, help="Passes to time for efficiency."
 )
@@ -59,6 +60,7 @@ def evaluate(
     model: str | None,
     device: str | None,
     threads: int | None,
+    trust_remote_code: bool,
     runs: int,
     compiled: bool,
     head: str | None,
@@ -103,6 +105,7 @@ def evaluate(
         model=model,
         device=device,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         warm_up=max(1, runs // 5),
         runs=runs,
         compiled=compiled,
@@ -202,7 +205,7 @@ def compare(
 )
 @click.option("--images", help="Images to measure on [default: those of the spec].")
 @click.option("--limit", type=click.IntRange(min=2), default=500, show_default=True, help="Number of images.")
-@with_options(DEVICE, THREADS)
+@with_options(DEVICE, THREADS, TRUST)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write ablations.md and ablations.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ablate(
@@ -214,6 +217,7 @@ def ablate(
     limit: int,
     device: str | None,
     threads: int | None,
+    trust_remote_code: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -246,6 +250,7 @@ def ablate(
         settings=changes,
         device=device,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         log=print_progress,
     )
     if out is not None:
@@ -279,7 +284,7 @@ def ablate(
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed of the drawn pairs.")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of answers, so that no question is asked twice.")
-@with_options(DEVICE, THREADS)
+@with_options(DEVICE, THREADS, TRUST)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def judge(
@@ -292,6 +297,7 @@ def judge(
     work: Path | None,
     device: str | None,
     threads: int | None,
+    trust_remote_code: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -331,6 +337,7 @@ def judge(
         work=work,
         device=device,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         confirm=confirm,
         log=print_note,
     )

@@ -12,6 +12,7 @@ import click
 from elude_steer.cli.checks import check_images, check_steps
 from elude_steer.cli.options import (
     DEVICE,
+    TRUST,
     hide_loading_bars,
     print_note,
     print_rows,
@@ -72,7 +73,8 @@ def show_atlas(name: str, as_json: bool) -> None:
 @click.argument("name", callback=require_atlas)
 @click.option("--model", callback=require_model, help="Hub id or folder [default: the model the atlas was built for].")
 @click.option("--revision", help="Revision of the model [default: the one the atlas was built for].")
-def check_atlas(name: str, model: str | None, revision: str | None) -> None:
+@with_options(TRUST)
+def check_atlas(name: str, model: str | None, revision: str | None, trust_remote_code: bool) -> None:
     """Check that the atlas NAME is complete and fits its model, or another one."""
     from dataclasses import replace
 
@@ -83,9 +85,11 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
     hide_loading_bars()
     atlas = Atlas.load(name)
     spec = ModelSpec(**atlas.about["spec"]["model"])
-    tower = load_tower(replace(spec, id=model or spec.id, revision=revision or (None if model else spec.revision)))
+    if model is not None:
+        spec = replace(spec, id=model, revision=None, trust_remote_code=False)
+    tower = load_tower(replace(spec, revision=revision or spec.revision), trust_remote_code=trust_remote_code)
     atlas.check(tower.layer, tower.read_stored)
-    click.echo(f"{name}: complete, and made for {model or spec.id}")
+    click.echo(f"{name}: complete, and made for {spec.id}")
 
 
 @atlases.command("calibrate")
@@ -97,6 +101,7 @@ def check_atlas(name: str, model: str | None, revision: str | None) -> None:
 @click.option("--threads", type=click.IntRange(min=1), help="Threads, one core each [default: all cores].")
 @click.option("--work", type=click.Path(), help="Folder of unfinished work [default: under ELUDE_STEER_HOME/work].")
 @click.option("--quiet", is_flag=True, help="Show no progress and no times.")
+@with_options(TRUST)
 def calibrate_atlas(name: str, settings: tuple[str, ...], **options: Any) -> None:
     """Copy an atlas and add what mode place needs: the detector and the direction of each word.
 
@@ -132,10 +137,10 @@ def calibrate_atlas(name: str, settings: tuple[str, ...], **options: Any) -> Non
 )
 @click.option("--group", is_flag=True, help="Group redundant sub-units of different units.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Number of lines.")
-@click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher.")
+@with_options(TRUST)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def concepts(
-    atlas: str, like: str | None, by: str, group: bool, limit: int, trust_remote_code: bool | None, as_json: bool
+    atlas: str, like: str | None, by: str, group: bool, limit: int, trust_remote_code: bool, as_json: bool
 ) -> None:
     """List the labels of ATLAS, or the sub-units that match a word.
 

@@ -30,11 +30,14 @@ THREADS = click.option(
     type=click.IntRange(min=1),
     help="Threads on a CPU [default: by the size of the model and the free cores].",
 )
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Let code that comes with the models run; read it first."
+)
 LOADING = (
     DEVICE,
     THREADS,
     click.option("--dtype", type=click.Choice(DTYPES), help="Number type [default: as the atlas was built]."),
-    click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with the matcher."),
+    TRUST,
 )
 
 

@@ -15,6 +15,7 @@ from elude_steer.cli.options import (
     DEVICE,
     LOADING,
     THREADS,
+    TRUST,
     hide_loading_bars,
     open_argument,
     print_note,
@@ -65,7 +66,7 @@ def steer(
     device: str | None,
     threads: int | None,
     dtype: str | None,
-    trust_remote_code: bool | None,
+    trust_remote_code: bool,
     heatmap: Path | None,
     plan_only: bool,
     no_baseline: bool,
@@ -145,7 +146,7 @@ def run(
     device: str | None,
     threads: int | None,
     dtype: str | None,
-    trust_remote_code: bool | None,
+    trust_remote_code: bool,
     report: Path | None,
     as_json: bool,
 ) -> None:
@@ -153,7 +154,7 @@ def run(
 
     \b
     elude-steer run toyland-dog toyland-train --report out.html
-    elude-steer run llava-train --image train.jpg --device cuda
+    elude-steer run llava-train --image train.jpg --device cuda --trust-remote-code
     """  # noqa: D301
     from elude_steer.models.images import open_image
     from elude_steer.recipe_files import check_files, load_recipe, require_image
@@ -209,6 +210,7 @@ def run(
 )
 @with_options(DEVICE, THREADS)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Number type.")
+@with_options(TRUST)
 def caption(
     image: str,
     model: str,
@@ -217,6 +219,7 @@ def caption(
     device: str | None,
     threads: int | None,
     dtype: str,
+    trust_remote_code: bool,
 ) -> None:
     """Caption IMAGE (a path, or - for standard input) with greedy decoding.
 
@@ -228,7 +231,7 @@ def caption(
     from elude_steer.models.vlm import PROMPT, Vlm
 
     hide_loading_bars()
-    vlm = Vlm.load(model, device=device, dtype=dtype, threads=threads)
+    vlm = Vlm.load(model, device=device, dtype=dtype, threads=threads, trust_remote_code=trust_remote_code)
     click.echo(vlm.caption([opened], prompt or PROMPT, max_new_tokens)[0])
 
 

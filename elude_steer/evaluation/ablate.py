@@ -58,6 +58,7 @@ def ablate(
     settings: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
+    trust_remote_code: bool = False,
     log: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Measure the spec as it is, and with every other value of each setting; it resumes where it stopped.
@@ -72,6 +73,7 @@ def ablate(
         settings: changes to the spec for all rows.
         device: where the models run.
         threads: threads on a CPU; by default as `build` and `evaluate` choose them.
+        trust_remote_code: whether code that comes with the models may run; what the spec says allows nothing.
         log: called with a line for each step.
     """
     plain = override(load_spec(spec), settings)
@@ -91,18 +93,17 @@ def ablate(
             log(f"{name}={value} is what the spec has anyway")
         else:
             if variant.model != plain.model:
-                load_tower(variant.model)  # raises where there is no such layer
+                load_tower(variant.model, trust_remote_code=trust_remote_code)  # raises where there is no such layer
             specs[name, value] = (changed, make_key("ablation", str(variant), fingerprint, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():
 
         def build_and_measure(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
             out = work / f"atlas-{key}"
-            atlas = build(spec, out=out, work=work / "stages", settings=changed, device=device, threads=threads)
+            options: dict[str, Any] = {"device": device, "threads": threads, "trust_remote_code": trust_remote_code}
+            atlas = build(spec, out=out, work=work / "stages", settings=changed, **options)
             measures = ("faithfulness", "monosemanticity", "dictionary")
-            evaluation = evaluate(
-                str(out), images=images, limit=limit, measures=measures, device=device, threads=threads
-            )
+            evaluation = evaluate(str(out), images=images, limit=limit, measures=measures, **options)
             numbers = {row.name: row.value for row in evaluation.rows}
             return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 

@@ -54,6 +54,7 @@ def evaluate(
     runs: int = 50,
     compiled: bool = False,
     head: str | None = None,
+    trust_remote_code: bool = False,
     log: Callable[[str], object] = lambda line: None,
 ) -> Evaluation:
     """Measure an atlas.
@@ -72,6 +73,7 @@ def evaluate(
         compiled: whether to time the model after `torch.compile`, as the paper does.
         head: an image classifier on the same backbone, by folder or Hub id. Images must be in folders named after their
             classes; its accuracy is measured with the original and with the explicit layer.
+        trust_remote_code: whether code that comes with the model or the head may run.
         log: called with the name of each step.
 
     Example:
@@ -82,7 +84,7 @@ def evaluate(
     check_measures(measures, again, head)
     check_threads(threads)
     loaded, other = Atlas.load(atlas), Atlas.load(again) if again is not None else None
-    tower = load_atlas_tower(loaded, model, device, threads)
+    tower = load_atlas_tower(loaded, model, device, threads, trust_remote_code=trust_remote_code)
     if other is not None:
         other.check(tower.layer, tower.read_stored)
     source = open_images(loaded, images, limit)
@@ -102,9 +104,10 @@ def evaluate(
                 rows += _measure_faithfulness(loaded, tower, items, r2)
                 if head is not None:
                     names = [item.id for item in source.items()]
-                    rows.append(
-                        Row(name, f"accuracy of '{head}'", *head_accuracy(head, loaded, items, names, device=device))
+                    shares = head_accuracy(
+                        head, loaded, items, names, device=device, trust_remote_code=trust_remote_code
                     )
+                    rows.append(Row(name, f"accuracy of '{head}'", *shares))
             elif name == "monosemanticity":
                 rows += _measure_monosemanticity(list(scores.values()), silent, len(items))
             elif name == "dictionary":
@@ -117,11 +120,17 @@ def evaluate(
 
 
 def load_atlas_tower(
-    atlas: Atlas, model: str | None = None, device: str | None = None, threads: int | None = None
+    atlas: Atlas,
+    model: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Tower:
     """The model that an atlas was built for, or another copy of it."""
-    spec = atlas.about["spec"]["model"]
-    tower = load_tower(ModelSpec(**{**spec, **({"id": model, "revision": None} if model else {})}), device)
+    spec = ModelSpec(**atlas.about["spec"]["model"])
+    spec = replace(spec, id=model, revision=None, trust_remote_code=False) if model else spec
+    tower = load_tower(spec, device, trust_remote_code=trust_remote_code)
     atlas.check(tower.layer, tower.read_stored)
     return replace(tower, threads=threads)
 

@@ -65,6 +65,7 @@ def judge_atlases(
     work: Path | None = None,
     device: str | None = None,
     threads: int | None = None,
+    trust_remote_code: bool = False,
     confirm: Callable[[int], object] = lambda count: None,
     log: Callable[[str], object] = lambda line: None,
 ) -> Ranking:
@@ -80,6 +81,7 @@ def judge_atlases(
         work: where replies are stored; by default below `ELUDE_STEER_HOME`.
         device: where the model runs.
         threads: threads on a CPU; by default the model's size and the free cores decide.
+        trust_remote_code: whether code that comes with the model may run.
         confirm: called once with the number of questions left to ask, before the first; raise from it to stop.
         log: called with a line for each step.
     """
@@ -100,7 +102,7 @@ def judge_atlases(
     methods: dict[str, torch.Tensor] = {}
     for name, atlas in zip(names, loaded, strict=True):
         log(f"finding the images that '{name}' fires for")
-        tower = load_atlas_tower(atlas, device=device, threads=threads)
+        tower = load_atlas_tower(atlas, None, device, threads, trust_remote_code=trust_remote_code)
         with tower.use_threads():
             items, _, peaks = run_tower(atlas, tower, items, with_r2=False)
         methods[name] = peaks["sub-units"].top(SIDE * SIDE)

@@ -27,10 +27,12 @@ from elude_steer.models.loading import (
     load_pretrained,
     load_tokenizer,
 )
+from elude_steer.trust import call_loader
 from elude_steer.utils import optional
 from elude_steer.utils.files import home, resolve_id
 
 LIBRARIES = ("transformers", "open_clip")
+_OWN_SETTINGS = ("hf-hub:", "local-dir:")  # ids of open_clip that contain the weights and all settings
 TEXT_BATCH = 256  # texts that run through the model together
 SIGLIP_LENGTH = 64  # tokens that texts were padded to when SigLIP was trained
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version")  # keys of a config that vectors do not depend on
@@ -101,7 +103,8 @@ def load_dual_encoder(
         revision: commit, tag or branch on the Hub; only for transformers.
         device: where the model goes, the CPU by default.
         dtype: dtype of the weights.
-        trust_remote_code: whether code that comes with the model may run; only for transformers.
+        trust_remote_code: whether code that comes with the model may run. For open_clip, code can be in what is not
+            its own: repositories (`hf-hub:`), folders (`local-dir:`), and files of weights but safetensors.
 
     Example:
         >>> encoder = load_dual_encoder("google/siglip2-so400m-patch14-384")
@@ -113,9 +116,9 @@ def load_dual_encoder(
             raise SpecError(f"pretrained '{pretrained}' is for open_clip; set library: open_clip, or leave it out.")
         return _load_transformers(id, revision, device or "cpu", as_dtype(dtype), trust_remote_code)
     if library == "open_clip":
-        if revision is not None or trust_remote_code:
-            raise SpecError("revision and trust_remote_code are for transformers; open_clip takes pretrained.")
-        return _load_open_clip(id, pretrained, device or "cpu", as_dtype(dtype))
+        if revision is not None:
+            raise SpecError("revision is for transformers; open_clip takes pretrained.")
+        return _load_open_clip(id, pretrained, device or "cpu", as_dtype(dtype), trust_remote_code)
     raise SpecError(
         f"library '{library}' is unknown; use {' or '.join(map(repr, LIBRARIES))}.{did_you_mean(library, LIBRARIES)}"
     )
@@ -162,15 +165,19 @@ def _load_transformers(
     return DualEncoder(id, _make_key(model, described), embed_images, embed_texts)
 
 
-def _load_open_clip(id: str, pretrained: str | None, device: str | torch.device, dtype: Any) -> DualEncoder:
+def _load_open_clip(
+    id: str, pretrained: str | None, device: str | torch.device, dtype: Any, trust_remote_code: bool
+) -> DualEncoder:
     with explain_load_errors(id):  # a torchvision that does not match torch fails at import
         open_clip = optional.require("open_clip", f"scorer '{id}'", "set library: transformers with a model of the Hub")
     weights = None if pretrained is None else resolve_id(pretrained)
-    if not id.startswith(("hf-hub:", "local-dir:")):  # these ids contain the weights
+    if not id.startswith(_OWN_SETTINGS):
         _check_weights(open_clip, id, weights)
+    gate: dict[str, Any] = {"subject": f"scorer '{id}'", "trust_remote_code": trust_remote_code, "has_switch": False}
+    gate["code"] = _find_code(id, weights)
     with explain_load_errors(id):
-        model, transform = open_clip.create_model_from_pretrained(id, weights, device=device)
-        tokenizer = open_clip.get_tokenizer(id)
+        model, transform = call_loader(open_clip.create_model_from_pretrained, id, weights, device=device, **gate)
+        tokenizer = call_loader(open_clip.get_tokenizer, id, **gate)
     model = model.eval() if dtype == "auto" else model.eval().to(dtype)
     first = next(model.parameters())
 
@@ -187,6 +194,15 @@ def _load_open_clip(id: str, pretrained: str | None, device: str | torch.device,
         "texts": [type(tokenizer).__name__, tokenizer.context_length],
     }
     return DualEncoder(id, _make_key(model, described), embed_images, embed_texts)
+
+
+def _find_code(id: str, weights: str | None) -> str | None:
+    """What open_clip could run: settings of a stranger name models of other libraries, and pickles are code."""
+    if id.startswith(_OWN_SETTINGS):
+        return "settings of its own, which can name code"
+    if weights and Path(weights).is_file() and Path(weights).suffix != ".safetensors":
+        return f"the pickle '{weights}'"
+    return None
 
 
 def _check_weights(open_clip: Any, id: str, weights: str | None) -> None:

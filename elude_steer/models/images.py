@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import EludeSteerWarning, ImageError, type_with_article
+from elude_steer.trust import call_loader
 from elude_steer.utils import optional
 
 MAX_PIXELS = 100_000_000
@@ -262,8 +263,11 @@ def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
 
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
     datasets = optional.require("datasets", f"images.source 'hf:{id}'")
+    if "/" not in id:  # could be one of the library's readers of files, and the one called pandas reads pickles
+        raise ImageError(f"dataset '{id}' has no owner; write images.source: hf:OWNER/{id}.")
+    gate: dict[str, Any] = {"subject": f"dataset '{id}'", "trust_remote_code": False, "has_switch": False}
     try:
-        data = datasets.load_dataset(id, split=split)
+        data = call_loader(datasets.load_dataset, id, split=split, **gate)
     except Exception as error:  # the library raises many kinds of errors, and all mean the same here
         raise ImageError(f"dataset '{id}' (split '{split}') could not be loaded: {error}") from error
     if column not in data.column_names:

@@ -14,6 +14,7 @@ import torch
 
 from elude_steer.errors import EludeSteerError, ModelError
 from elude_steer.specs import DTYPES
+from elude_steer.trust import call_loader
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.hub import check_available, why_unreachable
 from elude_steer.utils.terms import show_terms
@@ -42,7 +43,7 @@ def load_pretrained(
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where the model goes, the CPU by default; ignored with `device_map`.
         device_map: as in transformers.
-        attn_implementation: as in transformers.
+        attn_implementation: as in transformers; a kernel of the Hub (`user/name`) is code.
         trust_remote_code: whether code that comes with the model may run.
         check: called with the model before its weights are checked; raises if it is a model of the wrong kind.
     """
@@ -139,14 +140,52 @@ def _without_videos(name: str) -> Any:
 def _from_pretrained(
     auto_class: Any, model_id: str, revision: str | None, trust_remote_code: bool, **options: Any
 ) -> Any:
-    """Call `from_pretrained`: the only place where code that comes with a model of transformers can run."""
     source = resolve_id(model_id)
     check_available(source)
     show_terms(source)
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
-        return auto_class.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code, **options)
+        code = (
+            find_kernel(source, revision, options["attn_implementation"]) if "attn_implementation" in options else None
+        )
+        return call_loader(
+            auto_class.from_pretrained,
+            source,
+            subject=f"model '{model_id}'",
+            trust_remote_code=trust_remote_code,
+            code=code,
+            revision=revision,
+            **options,
+        )
+
+
+def find_kernel(source: str, revision: str | None, chosen: str | None = None) -> str | None:
+    """The attention kernel of the Hub that a model would download and run, for `call_loader`; None without one.
+
+    Args:
+        source: a Hub id or folder, whose settings may name a kernel.
+        revision: commit, tag or branch on the Hub.
+        chosen: `attn_implementation` of the call.
+    """
+    from transformers import PretrainedConfig
+
+    offline = not Path(source).is_dir() and bool(why_unreachable())
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=offline)
+    except (OSError, ValueError):
+        settings = {}  # the loader says what is wrong
+    left: list[tuple[bool, Any]] = [
+        (True, chosen),
+        (False, settings),
+    ]  # whether it chooses an implementation, and a value
+    while left:
+        chooses, value = left.pop()
+        if isinstance(value, dict):
+            left += [(chooses or "_implementation" in str(key), inner) for key, inner in value.items()]
+        elif chooses and isinstance(value, str) and "/" in value:
+            return f"the kernel '{value}'"
+    return None
 
 
 @contextmanager

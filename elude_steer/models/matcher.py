@@ -15,6 +15,7 @@ import numpy as np
 
 from elude_steer.errors import ModelError, StorageError
 from elude_steer.models.static_embedding import load_static_embedding
+from elude_steer.trust import UntrustedCodeError, call_loader
 from elude_steer.utils.files import home, read_array, resolve_id, write_array
 from elude_steer.utils.hub import check_available, why_unreachable
 
@@ -67,14 +68,11 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
     try:
         model = load_static_embedding(folder, device) if folder.is_dir() else None
         if model is None:
-            model = _load_sentence_transformer(source, revision, trust_remote_code, device)
+            model = _load_sentence_transformer(source, id, revision, trust_remote_code, device)
+    except UntrustedCodeError:
+        raise
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if not trust_remote_code and "trust_remote_code" in str(error):
-            raise ModelError(
-                f"matcher '{id}' contains code, which does not run unless you allow it; read it, then set "
-                "matcher.trust_remote_code: true (--trust-remote-code), and pin matcher.revision."
-            ) from error
         raise ModelError(f"matcher '{id}' could not be loaded: {cause}") from error
     # The vectors of a few words identify a model as surely as its weights, without reading gigabytes.
     digest = hashlib.blake2b(digest_size=8)
@@ -82,15 +80,24 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
     return Matcher(id, digest.hexdigest(), model)
 
 
-def _load_sentence_transformer(source: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
+def _load_sentence_transformer(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    from elude_steer.models.loading import hide_weight_bars
+    from elude_steer.models.loading import find_kernel, hide_weight_bars
 
-    local = {"local_files_only": True} if Path(source).is_dir() or why_unreachable() else {}
-    options = {"revision": revision, "trust_remote_code": trust_remote_code, "device": device, **local}
+    local: dict[str, Any] = {"local_files_only": True} if Path(source).is_dir() or why_unreachable() else {}
     with hide_weight_bars():
-        return SentenceTransformer(source, **options)
+        return call_loader(
+            SentenceTransformer,
+            source,
+            subject=f"matcher '{id}'",
+            trust_remote_code=trust_remote_code,
+            code=find_kernel(source, revision),
+            revision=revision,
+            device=device,
+            model_kwargs={"use_safetensors": True},  # other formats hold pickles
+            **local,
+        )
 
 
 def _embed(model: Any, words: Sequence[str]) -> np.ndarray:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from elude_steer.models.loading import (
     load_pretrained,
     read_stored_layer,
 )
+from elude_steer.trust import call_loader
 from elude_steer.utils import optional
 from elude_steer.utils.threads import caller_threads, choose_threads, use_threads, with_threads
 
@@ -218,12 +220,30 @@ def load_vision(
 
 
 def load_timm(
-    model_id: str, *, layer: str, device: str | torch.device | None = None, dtype: str | torch.dtype = "float32"
+    model_id: str,
+    *,
+    layer: str,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "float32",
+    trust_remote_code: bool = False,
 ) -> Tower:
-    """Load a vision backbone of timm with its preprocessing (needs the extra `timm`)."""
+    """Load a vision backbone of timm with its preprocessing (needs the extra `timm`).
+
+    Repositories of others (`hf-hub:`), and folders (`local-dir:`) without `model.safetensors`, can hold pickles, which
+    are code: they need `trust_remote_code`.
+    """
     timm = optional.require("timm", f"model.kind 'timm' ({model_id})")
     with explain_load_errors(model_id):
-        model = timm.create_model(model_id, pretrained=True).eval().to(check_device(device))
+        model = call_loader(
+            timm.create_model,
+            model_id,
+            subject=f"model '{model_id}'",
+            trust_remote_code=trust_remote_code,
+            code=_find_code(model_id),
+            has_switch=False,
+            pretrained=True,
+        )
+        model = model.eval().to(check_device(device))
         if dtype != "auto":
             model.to(as_dtype(dtype))
     config = timm.data.resolve_model_data_config(model)
@@ -237,6 +257,16 @@ def load_timm(
     prefix = getattr(model, "num_prefix_tokens", 0)
     skip = tuple(range(prefix - getattr(model, "num_reg_tokens", 0), prefix))
     return Tower(model, name, module, prepare, skip, settings={"transform": str(transform)})
+
+
+def _find_code(model_id: str) -> str | None:
+    """What timm could run: weights that are no safetensors are pickles, which timm reads with safeguards of its own."""
+    place, colon, name = model_id.partition(":")
+    if not colon or (place == "hf-hub" and name.startswith("timm/")):  # a name that timm knows, or its own repository
+        return None
+    if place == "local-dir" and (not Path(name).is_dir() or (Path(name) / "model.safetensors").is_file()):
+        return None
+    return "weights that may be a pickle"
 
 
 def vision_part(model: nn.Module) -> str:

@@ -37,6 +37,7 @@ class AtlasArguments(SteerArguments, total=False):
     device: str | None
     dtype: str | None
     threads: int | None
+    trust_remote_code: bool
 
 
 def caption_unsteered(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT, max_new_tokens: int = 64) -> list[str]:

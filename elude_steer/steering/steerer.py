@@ -30,6 +30,7 @@ from elude_steer.steering.intervention import PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, image_notes, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
+from elude_steer.trust import check_needs
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.progress import track
 from elude_steer.utils.threads import check_threads, with_threads
@@ -60,7 +61,7 @@ class Steerer(Generic[Source]):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         device_map: Any = None,
-        trust_remote_code: bool | None = None,
+        trust_remote_code: bool = False,
         threads: int | None = None,
     ) -> Steerer[Atlas]:
         """Load an atlas and the model it was built for.
@@ -71,9 +72,8 @@ class Steerer(Generic[Source]):
             device: where the model computes.
             dtype: the model's number type; by default the one the atlas was built with.
             device_map: as in transformers.
-            trust_remote_code: whether code that comes with the model or the matcher may run.
+            trust_remote_code: whether code that comes with the model or the matcher may run; the atlas has no say.
             threads: threads of torch while the model computes on a CPU; by default its size and the free cores decide.
-                Afterwards torch has as many as before.
         """
         check_threads(threads)
         check_device(device)
@@ -81,6 +81,7 @@ class Steerer(Generic[Source]):
         read_defaults(atlas)  # refuses an atlas that cannot be steered before its files are read
         loaded = Atlas.load(atlas)
         spec = check_captions(loaded.about)
+        check_needs(loaded.about["spec"], ("matcher",) if model else ("model", "matcher"), trust_remote_code)
         if matcher := loaded.about["spec"].get("matcher"):
             check_matcher(matcher["id"])  # before minutes of loading the model
         vlm = Vlm.load(
@@ -91,7 +92,7 @@ class Steerer(Generic[Source]):
             device_map=device_map,
             revision=spec.revision if model is None else None,
             attn_implementation=spec.attn_implementation,
-            trust_remote_code=loaded.allows_remote_code(spec.trust_remote_code, trust_remote_code),
+            trust_remote_code=trust_remote_code,
             threads=threads,
         )
         return Steerer.from_parts(vlm, loaded, loaded.matcher(trust_remote_code=trust_remote_code))
@@ -399,6 +400,7 @@ def steer(
     prompt: str = PROMPT,
     max_new_tokens: int = 64,
     baseline: bool = True,
+    trust_remote_code: bool = False,
     **settings: Unpack[SettingArguments],
 ) -> SteeredCaption | list[SteeredCaption]:
     """Caption an image, or each image of a list, with some concepts removed or added.
@@ -417,6 +419,7 @@ def steer(
         prompt: the question.
         max_new_tokens: the longest answer.
         baseline: whether to make the caption without edits too.
+        trust_remote_code: whether code that comes with the model or the matcher may run.
         **settings: mode, alpha, gamma, …: see `Settings`; by default those that measured best for the atlas.
 
     Example:
@@ -426,7 +429,8 @@ def steer(
     """
     opened = open_images(image) if isinstance(image, list | tuple) else open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
-    steerer = _load_steerer(*locate_atlas(str(atlas)), model, device, dtype, threads)
+    loading: dict[str, Any] = {"model": model, "device": device, "dtype": dtype, "threads": threads}
+    steerer = _load_steerer(*locate_atlas(str(atlas)), trust_remote_code=trust_remote_code, **loading)
     words: SteerArguments = {"minus": minus, "plus": plus, "where": where, "prompt": prompt}
     options: SteerArguments = {**words, "max_new_tokens": max_new_tokens, "baseline": baseline, **settings}
     return steerer.steer(opened, **options)
@@ -442,7 +446,5 @@ def _warn(notes: Sequence[str]) -> None:
 
 
 @lru_cache(maxsize=2)
-def _load_steerer(
-    atlas: str, _written: int, model: str | None, device: str | None, dtype: str | None, threads: int | None
-) -> Steerer[Atlas]:
-    return Steerer.load(atlas, model=model, device=device, dtype=dtype, threads=threads)
+def _load_steerer(atlas: str, _written: int, **options: Any) -> Steerer[Atlas]:
+    return Steerer.load(atlas, **options)

@@ -28,7 +28,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         weights = Path(folder) / "weights.pt"
         torch.save(model.state_dict(), weights)
-        scorer = load_dual_encoder(NAME, library="open_clip", pretrained=str(weights))
+        # A pickle, although of our own, is code.
+        options = {"library": "open_clip", "pretrained": str(weights)}
+        assert "the pickle" in error_line(ModelError, lambda: load_dual_encoder(NAME, **options))
+        options["trust_remote_code"] = True
+        scorer = load_dual_encoder(NAME, **options)
 
         by_hand = model.encode_image(torch.stack([transform(image) for image in images]), normalize=True)
         torch.testing.assert_close(scorer.embed_images(images), by_hand)
@@ -37,18 +41,18 @@ def main():
             scorer.embed_texts(words), model.encode_text(tokens, normalize=True), atol=1e-5, rtol=0
         )
 
-        half = load_dual_encoder(NAME, library="open_clip", pretrained=str(weights), dtype="bfloat16")
+        half = load_dual_encoder(NAME, **options, dtype="bfloat16")
         assert half.embed_images(images).dtype == torch.float32
         torch.testing.assert_close(half.embed_images(images), by_hand, atol=0.05, rtol=0)
         assert half.embed_texts(words[:3]).dtype == torch.float32
 
-        assert load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)).key == scorer.key != half.key
+        assert load_dual_encoder(NAME, **options).key == scorer.key != half.key
         other = {name: tensor + 0.5 for name, tensor in model.state_dict().items()}
         torch.save(other, weights)
-        assert load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)).key != scorer.key
+        assert load_dual_encoder(NAME, **options).key != scorer.key
 
         torch.save({"logit_scale": other["logit_scale"]}, weights)
-        error_line(ModelError, lambda: load_dual_encoder(NAME, library="open_clip", pretrained=str(weights)))
+        error_line(ModelError, lambda: load_dual_encoder(NAME, **options))
 
     text = error_line(SpecError, lambda: load_dual_encoder("ViT-SO400M-16-SigLIP2-384", library="open_clip"))
     assert "unless pretrained names some; give one of 'webli', or a file." in text, text

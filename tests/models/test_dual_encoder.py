@@ -331,7 +331,7 @@ def test_load_errors_are_one_line(tmp_path):
 def test_arguments_of_the_other_library_are_refused():
     with pytest.raises(SpecError, match="pretrained 'webli' is for open_clip; set library: open_clip, or leave it out"):
         load_dual_encoder("x", pretrained="webli")
-    with pytest.raises(SpecError, match="revision and trust_remote_code are for transformers; open_clip takes pretr"):
+    with pytest.raises(SpecError, match="revision is for transformers; open_clip takes pretrained"):
         load_dual_encoder("x", library="open_clip", revision="main")
     text = r"library 'openclip' is unknown; use 'transformers' or 'open_clip'\. Did you mean 'open_clip'\?"
     with pytest.raises(SpecError, match=text):

@@ -64,5 +64,7 @@ def test_code_of_a_model_does_not_run_unless_allowed(tmp_path):
     )
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "custom_code.py").write_text("raise SystemExit('ran')", encoding="utf-8")
-    with pytest.raises(ModelError, match=r"trust_remote_code|could not be loaded"):
+    with pytest.raises(
+        ModelError, match=r"matcher '.*' brings code of its own, .* add --trust-remote-code \(in Python"
+    ):
         load_matcher(str(tmp_path))

@@ -55,6 +55,7 @@ def disentangle(
     threads: int | None = None,
     work: str | Path | None = None,
     quiet: bool = False,
+    trust_remote_code: bool = False,
 ) -> Atlas:
     """Split one linear layer of any torch model, without a vision-language model.
 
@@ -75,6 +76,7 @@ def disentangle(
         threads: how many, one core each; by default all cores.
         work: the folder for unfinished and reusable stages.
         quiet: hide progress bars.
+        trust_remote_code: whether code that comes with the scorer of `labels` may run.
 
     Example:
         >>> atlas = disentangle(model, layer="blocks.11.mlp.fc2", images="photos/", preprocess=transform)
@@ -113,7 +115,7 @@ def disentangle(
         settings = {"samples": _hash_samples(model, module, probing_images, prepare)}
         tower = Tower(model, full_name, module, prepare, tuple(skip_tokens), settings=settings)
         with worker_group(None, threads) as workers:
-            run = Build(tower, probing_images, spec, workers, work_folder(work), quiet)
+            run = Build(tower, probing_images, spec, workers, work_folder(work), quiet, trust_remote_code)
             return run_and_save(run, target, {"id": type(model).__name__})
     finally:
         model.train(was_training)

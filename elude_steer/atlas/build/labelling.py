@@ -68,6 +68,7 @@ def prepare_labelling(build: Build) -> Labelling | None:
         revision=spec.revision,
         device=str(build.tower.device),
         dtype=spec.dtype,
+        trust_remote_code=build.trust_remote_code,
     )
     return Labelling(vocabulary, encoder)
 

@@ -46,6 +46,7 @@ from elude_steer.specs import (
     AtlasSpec,
     ModelSpec,
 )
+from elude_steer.trust import check_needs
 from elude_steer.utils.files import home
 from elude_steer.utils.parallel import launch, worker_group
 from elude_steer.utils.yaml_schema import dump_document, override, validate
@@ -62,6 +63,7 @@ def build(
     threads: int | None = None,
     work: str | Path | None = None,
     quiet: bool = False,
+    trust_remote_code: bool = False,
 ) -> Atlas:
     """Build the atlas that a spec describes; an interrupted build continues where it stopped.
 
@@ -75,6 +77,7 @@ def build(
         threads: how many in each process, one core each; by default all cores.
         work: the folder for unfinished and reusable stages.
         quiet: hide progress bars.
+        trust_remote_code: whether code that comes with the models may run; what the spec says allows nothing.
 
     Returns:
         The atlas, loaded from where it was written. Its bytes do not depend on processes, threads or interruptions.
@@ -98,11 +101,12 @@ def build(
         options = {"--out": out, "--device": device, "--threads": threads, "--work": work_folder(work)}
         for folder in (out, work_folder(work)):  # the command asks for the folder that they lie in
             folder.parent.mkdir(parents=True, exist_ok=True)
-        _build_in_processes(spec, source, processes, options, quiet)
+        flags = {"--quiet": quiet, "--trust-remote-code": trust_remote_code is True}
+        _build_in_processes(spec, source, processes, options, [flag for flag, given in flags.items() if given])
         return Atlas.load(out)
     with worker_group(processes, threads) as workers:
-        tower = load_tower(spec.model, _device_of_process(device))
-        run = Build(tower, probing_images, spec, workers, work_folder(work), quiet)
+        tower = load_tower(spec.model, _device_of_process(device), trust_remote_code=trust_remote_code)
+        run = Build(tower, probing_images, spec, workers, work_folder(work), quiet, trust_remote_code)
         return run_and_save(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
 
 
@@ -162,6 +166,7 @@ def calibrate(
     threads: int | None = None,
     work: str | Path | None = None,
     quiet: bool = False,
+    trust_remote_code: bool = False,
 ) -> Atlas:
     """Add `calibration` and `familiarity` to an atlas that was built without; its sub-units and labels stay.
 
@@ -177,6 +182,7 @@ def calibrate(
         threads: how many, one core each; by default all cores.
         work: the folder for unfinished and reusable stages.
         quiet: hide progress bars.
+        trust_remote_code: whether code that comes with the models may run; what the spec says allows nothing.
 
     Example:
         >>> calibrate("my-atlas", "my-atlas-2", images="photos/")
@@ -190,7 +196,8 @@ def calibrate(
     source = images if images is not None else choose_source(loaded, spec)
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
     with worker_group(None, threads) as workers:
-        run = Build(load_tower(spec.model, device), probing_images, spec, workers, work_folder(work), quiet)
+        tower = load_tower(spec.model, device, trust_remote_code=trust_remote_code)
+        run = Build(tower, probing_images, spec, workers, work_folder(work), quiet, trust_remote_code)
         loaded.check(run.tower.layer, run.tower.read_stored)
         labelling = prepare_labelling(run)
         if labelling is None:
@@ -227,10 +234,18 @@ def choose_source(atlas: Atlas, spec: AtlasSpec) -> str:
     return source
 
 
-def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
-    """Load the model of a spec with its target layer."""
+def load_tower(model: ModelSpec, device: str | None = None, *, trust_remote_code: bool = False) -> Tower:
+    """Load the model of a spec with its target layer.
+
+    Args:
+        model: the model; that it needs its own code allows nothing.
+        device: where the model runs.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+    check_needs({"model": asdict(model)}, ("model",), trust_remote_code)
     if model.kind == "timm":
-        tower = load_timm(model.id, layer=model.layer, device=device, dtype=model.dtype)
+        options: dict[str, Any] = {"device": device, "dtype": model.dtype, "trust_remote_code": trust_remote_code}
+        tower = load_timm(model.id, layer=model.layer, **options)
     else:
         load = Vlm.load if model.kind == "vlm" else load_vision
         tower = load(
@@ -240,13 +255,13 @@ def load_tower(model: ModelSpec, device: str | None = None) -> Tower:
             dtype=model.dtype,
             revision=model.revision,
             attn_implementation=model.attn_implementation,
-            trust_remote_code=model.trust_remote_code,
+            trust_remote_code=trust_remote_code,
         )
     return replace(tower, autocast=as_dtype(model.autocast)) if model.autocast else tower
 
 
 def _build_in_processes(
-    spec: AtlasSpec, source: Any, processes: int, options: Mapping[str, object], quiet: bool
+    spec: AtlasSpec, source: Any, processes: int, options: Mapping[str, object], flags: Sequence[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(source, list | tuple) and all(isinstance(path, str | os.PathLike) for path in source):
@@ -259,7 +274,7 @@ def _build_in_processes(
         text = Path(folder) / "spec.yaml"
         text.write_text(dump_document(spec), encoding="utf-8")
         arguments = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
-        launch(processes, ["build", str(text), "--images", images, *arguments, *(["--quiet"] if quiet else [])])
+        launch(processes, ["build", str(text), "--images", images, *arguments, *flags])
 
 
 def _device_of_process(device: str | None) -> str | None:

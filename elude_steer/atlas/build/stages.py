@@ -63,6 +63,7 @@ class Build:
         workers: the processes and threads that share the work.
         work: the folder that holds the folders of stages.
         quiet: whether progress bars are hidden.
+        trust_remote_code: whether code that comes with the dual encoder may run.
         shard: images in one file of a stage; never changes the result.
         weight: `(d_out, d_in)` of the target layer.
         bias: `(d_out,)` of the target layer.
@@ -75,6 +76,7 @@ class Build:
     workers: WorkerGroup
     work: Path
     quiet: bool
+    trust_remote_code: bool = False
     shard: int = 64
     weight: torch.Tensor = field(init=False)
     bias: torch.Tensor = field(init=False)

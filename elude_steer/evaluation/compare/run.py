@@ -55,7 +55,7 @@ from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.method.clip_dissect import Dissection
 from elude_steer.models.images import image_set
 from elude_steer.models.vlm import Vlm
-from elude_steer.recipe_files import load_spec
+from elude_steer.recipe_files import load_spec, recipes_dir
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils.files import read_tensors, write_file, write_tensors
 from elude_steer.utils.fingerprint import make_key, versions
@@ -93,7 +93,7 @@ class Comparison:
     @cached_property
     def spec(self) -> AtlasSpec:
         """Toyland's recipe at this size."""
-        spec = load_spec("toyland")
+        spec = load_spec(recipes_dir() / "atlases" / "toyland.yaml")  # not a file of that name in the current folder
         if self.size.images is None:
             return spec
         images = replace(spec.images, limit=self.size.images)

@@ -26,6 +26,7 @@ def head_accuracy(
     *,
     device: str | None = None,
     size: int = 16,
+    trust_remote_code: bool = False,
 ) -> tuple[float, float]:
     """The accuracy of a classifier with the explicit layer, and with the original one.
 
@@ -36,11 +37,14 @@ def head_accuracy(
         names: ids of all images of the source, from which all folders are known.
         device: where the model runs.
         size: batch size.
+        trust_remote_code: whether code that comes with the classifier may run.
     """
     from transformers import AutoModelForImageClassification
 
-    model = load_pretrained(AutoModelForImageClassification, model_id, device=device)
-    processor = load_image_processor(model_id)
+    model = load_pretrained(
+        AutoModelForImageClassification, model_id, device=device, trust_remote_code=trust_remote_code
+    )
+    processor = load_image_processor(model_id, trust_remote_code=trust_remote_code)
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
     classes = _find_classes([item.id for item in items], names, model.config.id2label)
