@@ -205,7 +205,12 @@ def png(width, height, *chunks, depth=8, colour=2):
 
 
 PIXELS = (b"IDAT", zlib.compress(bytes(4 * 13)))
-DDS = b"DDS " + struct.pack("<7I", 124, 0x1007, 4, 4, 0, 0, 0) + bytes(44) + struct.pack("<2I4s5I", 32, 4, b"ABCD", *[0] * 5)
+DDS = (
+    b"DDS "
+    + struct.pack("<7I", 124, 0x1007, 4, 4, 0, 0, 0)
+    + bytes(44)
+    + struct.pack("<2I4s5I", 32, 4, b"ABCD", *[0] * 5)
+)
 STRANGE = {
     "a text chunk that grows to 30 MB": png(4, 4, (b"zTXt", b"a\0\0" + zlib.compress(bytes(30_000_000))), PIXELS),
     "many text chunks": png(4, 4, *[(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000)))] * 70, PIXELS),
