@@ -53,6 +53,8 @@ def did_you_mean(word: str, choices: Sequence[str]) -> str:
     """` Did you mean 'x'?` with the choice most similar to the word, or an empty string."""
     import difflib
 
+    if len(word) > 100:  # the comparison takes the product of both lengths, and nobody means a choice with so much
+        return ""
     match = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""
 

@@ -13,6 +13,8 @@ from elude_steer.specs import AtlasSpec, Recipe
 from elude_steer.utils.files import check_file, check_folder, write_file
 from elude_steer.utils.yaml_schema import parse_document
 
+_MAX_STEPS, _MAX_BYTES = 500, 4_000_000
+
 
 class ShippedRecipe(NamedTuple):
     """A recipe that comes with the package; `kind` is its folder, `summary` its first comment line."""
@@ -78,7 +80,7 @@ def require_image(recipe: Recipe) -> None:
 def check_files(recipe: Recipe) -> None:
     """Raise if the image or a mask of a loaded recipe is not there."""
     files = {"image": recipe.image, **{f"steps[{n}].mask": step.mask for n, step in enumerate(recipe.steps)}}
-    missing = [(key, name) for key, name in files.items() if name is not None and not Path(name).is_file()]
+    missing = [(key, name) for key, name in files.items() if name is not None and not _is_file(name)]
     if missing:
         raise SpecError(
             [f"recipe '{recipe.name}': {key}: there is no file '{name}'; correct the path." for key, name in missing]
@@ -126,15 +128,21 @@ def _image_names(recipe: Recipe) -> tuple[str, ...]:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise SpecError(f"{path} has more than {_MAX_BYTES // 10**6} MB, which is no recipe.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
+def _is_file(name: str | Path) -> bool:
+    return os.path.isfile(name)  # noqa: PTH113, Path raises on a text that is too long for a name
+
+
 def find_recipe(path_or_name: str | Path) -> Path:
     """The path of a YAML file, given by its path or by a shipped recipe's name."""
     # A folder of the same name, which `--out NAME` makes, does not hide the recipe.
-    if Path(path_or_name).is_file():
+    if _is_file(path_or_name):
         return Path(path_or_name)
     shipped = {recipe.name: recipe.path for recipe in list_recipes()}
     name = str(path_or_name).removesuffix(".yaml")
@@ -154,6 +162,8 @@ def parse_recipe(text: str, source: str = "<text>") -> Recipe:
     recipe = parse_document(Recipe, text, source)
     if not recipe.steps:
         raise SpecError(f"{source}: steps is empty; give at least one edit.")
+    if len(recipe.steps) > _MAX_STEPS:
+        raise SpecError(f"{source}: has {len(recipe.steps):,} steps; at most {_MAX_STEPS} fit into one recipe.")
     for number, step in enumerate(recipe.steps, 1):
         if step.where and step.mask:
             raise SpecError(f"{source}: step {number} has both where and mask; give only one.")

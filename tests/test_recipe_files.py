@@ -7,7 +7,15 @@ import pytest
 
 from elude_steer import recipe_files
 from elude_steer.errors import SpecError
-from elude_steer.recipe_files import list_recipes, load_any_recipe, load_recipe, load_spec, parse_spec, recipes_dir
+from elude_steer.recipe_files import (
+    list_recipes,
+    load_any_recipe,
+    load_recipe,
+    load_spec,
+    parse_recipe,
+    parse_spec,
+    recipes_dir,
+)
 from elude_steer.specs import AtlasSpec, ExpectSpec, Recipe, SteeringSpec, StepSpec
 from elude_steer.utils.yaml_schema import dump_document, parse_document
 
@@ -401,3 +409,39 @@ def test_a_steering_recipe_without_steps_is_called_what_it_is(tmp_path):
     with pytest.raises(SpecError) as caught:
         load_any_recipe(path)
     assert caught.value.problems == (f"{path}:1: steps: missing, and has no default: give it a list.",)
+
+
+# Recipes of strangers
+
+WHOLE = "name: x\natlas: toyland\nsteps: [{minus: [dog]}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WHOLE.replace("x", '"\\U00110000"'), r"not YAML: an escape such as \\U00110000 names no character"),
+        (WHOLE.replace("x", '"\\UFFFFFFFF"'), "names no character"),
+        (WHOLE.replace("x", "x\0"), r"the character '\\x00' is not allowed"),
+        (WHOLE + 'image: "a\\0b"\n', r"image: must be text or null, not 'a\\x00b'"),
+        (WHOLE.replace("x", '"\\uD800"'), r"name: must be text, not '\\ud800'"),
+        (WHOLE.replace("[{minus: [dog]}]", "\n" + "- minus: [dog]\n" * 600), "has 600 steps; at most 500"),
+        ("#" * 1_000_001, "has 1,000,001 characters; at most 1,000,000 are read"),
+        ("[" * 2000, "nested too deeply"),
+    ],
+)
+def test_strange_documents_are_refused_in_words(text, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        parse_recipe(text)
+    assert all(line.isprintable() for line in str(caught.value).splitlines())
+
+
+def test_many_problems_are_told_in_few_lines():
+    with pytest.raises(SpecError, match="… and 250 more problems") as caught:
+        parse_recipe(WHOLE.replace("[{minus: [dog]}]", "\n" + "- mynus: [dog]\n" * 300))
+    assert len(str(caught.value).splitlines()) == 51
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_names_that_are_no_files_are_refused(name):
+    with pytest.raises(SpecError, match="is neither a file nor a shipped recipe"):
+        load_recipe(name)

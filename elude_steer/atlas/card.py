@@ -48,7 +48,8 @@ def render_card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tenso
         f"| | |\n|---|---|\n{table}\n{_describe_evaluation(about.get('evaluation'))}\n"
         "```python\nimport elude_steer as es\n\n"
         f'atlas = es.Atlas.load("{name}")  # this folder or its Hub id{steer}\n```\n\n'
-        "The whole recipe stands in `manifest.json` under `spec`.\n"
+        "The whole recipe stands in `manifest.json` under `spec`. In a git repository, put `* -text` into "
+        "`.gitattributes`: changed line ends count as damage.\n"
     )
 
 

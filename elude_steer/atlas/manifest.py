@@ -222,7 +222,20 @@ def check_name(name: str) -> str:
 
 
 def _damaged(folder: Path, name: str) -> str:
+    if _has_other_line_ends(folder / name):
+        return (
+            f"atlas '{folder}' is damaged: '{name}' has other line ends (CRLF) than when it was written. Git does "
+            "so on some machines: put a line `* -text` into the file .gitattributes of the repository, and check it "
+            "out again."
+        )
     return f"atlas '{folder}' is damaged: '{name}' has changed since it was written; copy or build it again."
+
+
+def _has_other_line_ends(path: Path) -> bool:
+    """Whether a file of ours, in which lines end in LF, has CRLF."""
+    if path.suffix not in (".json", ".txt", ".md") or path.stat().st_size > MAX_JSON:
+        return False
+    return b"\r\n" in path.read_bytes()
 
 
 def _files(folder: Path) -> list[Path]:

@@ -304,7 +304,7 @@ def _not_finite(tensors: Tensors, *names: str) -> Iterator[str]:
 def _largest(tensor: torch.Tensor) -> float:
     """The largest magnitude in a tensor, or one that is not finite; the bits without the sign have the same order."""
     values = tensor.numpy()
-    bits = values.view(np.uint16 if values.itemsize == 2 else np.uint32)
+    bits: Any = values.view(np.uint16 if values.itemsize == 2 else np.uint32)
     top = (bits & (0x7FFF if values.itemsize == 2 else 0x7FFFFFFF)).max()
     return float(top.view(values.dtype))
 

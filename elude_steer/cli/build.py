@@ -40,7 +40,7 @@ def build(spec: str, settings: tuple[str, ...], **options: Any) -> None:
     if options["out"] is None:
         check_name(loaded.name)
     else:
-        check_target(check_folder(options["out"]))
+        check_target(check_folder(options["out"], replaced=True))
     if options["work"] is not None:
         check_folder(options["work"])
     source = options["images"] if options["images"] is not None else loaded.images.source

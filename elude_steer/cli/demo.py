@@ -43,7 +43,12 @@ def _require_atlases(context: click.Context, option: click.Parameter, atlases: t
 )
 @click.option("--port", type=click.IntRange(1, 65535), help="[default: the first free one from 7860 on]")
 @click.option("--share", is_flag=True, help="Get a public address, through Gradio's servers.")
-@click.option("--auth", metavar="NAME:PASSWORD", help="Ask visitors for this name and password.")
+@click.option(
+    "--auth",
+    metavar="FILE",
+    help="Ask visitors for the name and password in this file, as NAME:PASSWORD [default: ELUDE_STEER_AUTH]. They are "
+    "not taken from the command line, which others on this machine can read.",
+)
 @click.option("--mcp", is_flag=True, help="Serve the page's functions as tools for language models, too (MCP).")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def demo(
@@ -66,17 +71,15 @@ def demo(
     \b
     elude-steer demo
     elude-steer demo --atlas toyland --atlas my-atlas
-    elude-steer demo --atlas my-atlas --device cuda --auth me:secret
+    elude-steer demo --atlas my-atlas --device cuda --auth password.txt
     elude-steer demo --mcp --no-browser
     """  # noqa: D301
     from elude_steer.atlas.manifest import read_defaults
-    from elude_steer.demo.access import check_mcp
+    from elude_steer.demo.access import check_mcp, read_auth
     from elude_steer.errors import SpecError
     from elude_steer.utils import optional
 
-    name, colon, password = (auth or "").partition(":")
-    if auth is not None and not (name and colon and password):
-        raise SpecError(f"--auth is '{auth}'; give a name and a password: --auth me:secret.")
+    password = read_auth(auth)
     if model is not None and len(atlases) > 1:
         raise SpecError(f"--model is for one atlas, not for {', '.join(atlases)}; choose one: --atlas {atlases[0]}.")
     if images is not None and len(atlases) > 1:
@@ -85,7 +88,7 @@ def demo(
     for atlas in atlases:
         read_defaults(atlas)  # refuses an atlas that cannot be steered
     optional.require("gradio", "the demo")
-    check_mcp(mcp, auth)
+    check_mcp(mcp, password)
     from elude_steer.demo.launch import serve
     from elude_steer.steering.steerer import Steerer
 
@@ -96,7 +99,7 @@ def demo(
         host=host,
         port=port,
         share=share,
-        auth=(name, password) if auth else None,
+        auth=password,
         browse=not no_browser,
         mcp=mcp,
         images=images,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections import UserDict
 from importlib import import_module
@@ -93,8 +95,51 @@ def cli() -> None:
     """  # noqa: D301 - \b tells click to keep the line breaks
 
 
+class _Terminated(BaseException):
+    """SIGTERM has arrived. Not a KeyboardInterrupt, which click and Gradio handle in their own way."""
+
+
+def _stop_on_sigterm() -> None:
+    """Turn SIGTERM into an exception that undoes what is half done; it says so at once, as undoing may take a while."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(2, b"elude-steer: stopped by SIGTERM; finished work is kept, run the same command again to go on.\n")
+        raise _Terminated
+
+    if threading.current_thread() is threading.main_thread() and not os.environ.get("ELUDE_STEER_ERROR_FILE"):
+        signal.signal(signal.SIGTERM, stop)
+
+
+def _end_with_parent() -> None:
+    """Let a process that `launch` started end at once if the one that started it is killed, whatever it computes."""
+    parent = os.environ.get("ELUDE_STEER_PARENT")
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):  # it was killed before
+        os._exit(1)
+
+
 def main() -> None:
     """Run the command line: an error is one line and exit code 1, without a traceback."""
+    _end_with_parent()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        _stop_on_sigterm()
+        _run()
+    except _Terminated:
+        # Threads that still compute would keep the process alive.
+        sys.stdout.flush()
+        os._exit(128 + signal.SIGTERM)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _run() -> None:
     with warnings.catch_warnings():
         # Warnings of other packages address developers, not people at a command line.
         warnings.simplefilter("ignore")

@@ -113,7 +113,7 @@ def calibrate_atlas(name: str, settings: tuple[str, ...], **options: Any) -> Non
     from elude_steer.atlas.manifest import check_target
     from elude_steer.utils.files import check_folder
 
-    check_target(check_folder(options["out"]))
+    check_target(check_folder(options["out"], replaced=True))
     if options["images"] is not None:
         check_images(options["images"])
     from elude_steer.atlas.build.pipeline import calibrate

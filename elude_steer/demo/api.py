@@ -8,10 +8,11 @@ import base64
 import binascii
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from elude_steer.demo.access import rate_limit_key
+from elude_steer.demo.access import hide_folders, rate_limit_key
 from elude_steer.demo.pages import Page
 from elude_steer.demo.presenter import Presenter
 from elude_steer.demo.rate_limit import RateLimit
@@ -49,7 +50,7 @@ def add_functions(gr: Any, app: Any, pages: Sequence[Page], rate_limit: RateLimi
             finally:
                 free.release()
         except EludeSteerError as error:
-            raise Refusal(str(error), print_exception=False) from error
+            raise Refusal(hide_folders(str(error)), print_exception=False) from error
 
     for page in pages:
         for function in _make_functions(gr, app, page.presenter, answer):
@@ -86,15 +87,13 @@ def _make_functions(gr: Any, app: Any, presenter: Presenter, answer: Callable[..
         """
 
         def compute() -> tuple[str, str, str]:
+            words = _read_words("minus", minus), _read_words("plus", plus)
             edit = EditRequest(
-                open_argument(app, presenter, image),
-                None,
-                _read_words("minus", minus),
-                _read_words("plus", plus),
-                _read_text("prompt", prompt),
-                settings,
-                _read_box(box),
+                None, None, *words, _read_text("prompt", prompt), _read_settings(settings), _read_box(box)
             )
+            _image_text(image)
+            edit.validate()  # before the image is decoded
+            edit = replace(edit, image=open_argument(app, presenter, image))
             result = presenter.steer(edit)
             return str(result.baseline), result.caption, "\n".join([str(result.plan), *result.notes])
 
@@ -130,9 +129,7 @@ def open_argument(app: Any, presenter: Presenter, image: Any) -> ImageFile:
         presenter: knows the examples and the largest size.
         image: a data URI, base64, the name of an example, or what the app answered to an upload.
     """
-    text = image.get("path") if isinstance(image, dict) else image
-    if not isinstance(text, str) or not text.strip():
-        raise ImageError("there is no image; send a data URI (data:image/png;base64,…) or the name of an example.")
+    text = _image_text(image)
     examples = {example.name: example.path for example in presenter.examples}
     if text in examples:
         return ImageFile.from_path(examples[text])
@@ -145,6 +142,13 @@ def open_argument(app: Any, presenter: Presenter, image: Any) -> ImageFile:
             "(data:image/png;base64,…), or upload it first."
         )
     return _decode(text, presenter)
+
+
+def _image_text(image: Any) -> str:
+    text = image.get("path") if isinstance(image, dict) else image
+    if not isinstance(text, str) or not text.strip():
+        raise ImageError("there is no image; send a data URI (data:image/png;base64,…) or the name of an example.")
+    return text
 
 
 def _read_words(name: str, value: Any) -> tuple[str, ...]:
@@ -160,6 +164,12 @@ def _read_box(value: Any) -> tuple[float, ...]:
     if numbers and (len(numbers) != 4 or not all(type(number) in (int, float) for number in numbers)):
         raise SpecError(f"box is {str(value)[:40]}; send four numbers: [left, top, right, bottom] in pixels.")
     return tuple(numbers)
+
+
+def _read_settings(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise SpecError(f'settings is {str(value)[:40]}; send names with values: {{"nu": 20}}.')
+    return dict(value or {})
 
 
 def _read_text(name: str, value: Any) -> str:

@@ -6,16 +6,18 @@ one at a time, so that all of them use the same element ids and scripts.
 """
 
 import html
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from elude_steer.demo import api, components, html_parts
-from elude_steer.demo.access import rate_limit_key, visitor_id
+from elude_steer.demo.access import hide_folders, rate_limit_key, visitor_id
 from elude_steer.demo.pages import Page, make_pages, page_links
 from elude_steer.demo.presenter import HINTS, TUNABLE, WORKERS, Presenter
-from elude_steer.demo.rate_limit import RateLimit
+from elude_steer.demo.rate_limit import LIGHT, RateLimit
 from elude_steer.demo.recipes import describe_ignored, describe_removed, edit_name, read_recipe
 from elude_steer.demo.session import MAX_WORDS, EditRequest, ImageState
 from elude_steer.errors import EludeSteerError, StoppedError
@@ -23,6 +25,7 @@ from elude_steer.models.vlm import PROMPT
 from elude_steer.utils import optional
 
 FIRST_HINT = "Click a word of the caption, or name a concept to remove or to add, and press Steer."
+UNEXPECTED = "This did not work, for a reason that the page did not expect; its server's log says more."
 _INTERNAL: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 _UNDOCUMENTED = {"api_visibility": "undocumented"}  # callable, but no tools: they work on the state of a visitor
 # Runs in the browser before a request is sent: puts the marked region among the inputs.
@@ -48,7 +51,28 @@ def make_app(*presenters: Presenter, rate_limit: RateLimit | None = None) -> Any
     for page in pages[1:]:
         with app.route(page.name, page.path):
             _fill_page(gr, app, pages, page, rate_limit)
+    for function in app.fns.values():
+        if function.fn is not None:
+            function.fn = _hide_errors(gr, function.fn)
     return app
+
+
+def _hide_errors(gr: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose unexpected errors, which may tell of this machine, go to its log and not to the page."""
+
+    @wraps(handler)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return handler(*args, **kwargs)
+        except gr.Error:
+            raise
+        except EludeSteerError as error:
+            raise gr.Error(hide_folders(str(error)), print_exception=False) from error
+        except Exception as error:
+            traceback.print_exc()
+            raise gr.Error(UNEXPECTED, print_exception=False) from error
+
+    return run
 
 
 def _fill_page(gr: Any, app: Any, pages: Sequence[Page], page: Page, rate_limit: RateLimit | None) -> None:
@@ -68,7 +92,7 @@ def _fill_page(gr: Any, app: Any, pages: Sequence[Page], page: Page, rate_limit:
 
 
 def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> None:
-    presenter = page.presenter
+    presenter, light_limit = page.presenter, rate_limit and rate_limit.scaled(LIGHT)
     first = presenter.open_example(0) if presenter.examples else ImageState()
     state = gr.State(first)
     with gr.Row(equal_height=False):
@@ -126,6 +150,8 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
 
     def upload_image(request: gr.Request, path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
         try:
+            if light_limit:
+                light_limit.check(rate_limit_key(request))
             new = presenter.run_beside(lambda: presenter.open_upload(path))
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields
@@ -225,8 +251,12 @@ def _steer_tab(gr: Any, app: Any, page: Page, rate_limit: RateLimit | None) -> N
         number, step = map(int, chosen.split("/"))
         return fill_in(presenter.open_example(number, step), presenter.examples[number].recipe, step)
 
-    def load_recipe_file(path: Any, state: ImageState, trials: str, details: str, *fields: Any) -> Any:
+    def load_recipe_file(
+        request: gr.Request, path: Any, state: ImageState, trials: str, details: str, *fields: Any
+    ) -> Any:
         try:
+            if light_limit:
+                light_limit.check(rate_limit_key(request))
             recipe = read_recipe(path)
         except EludeSteerError as error:
             return *state_outputs(state), html_parts.error_message(error), trials, details, *fields

@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from elude_steer.demo.access import hide_folders
 from elude_steer.steering.result import SteeredCaption, mark_changes, unseen_words
 from elude_steer.utils.plotting import data_uri
 
@@ -113,7 +114,8 @@ def hint(text: str) -> str:
 def error_message(error: Exception) -> str:
     """An error as a sentence in the page."""
     # The time makes a repeated error a new text, so that the page shows and screen readers announce it again.
-    return f'<div class="complaint" role="alert" data-at="{time.monotonic_ns()}">{html.escape(str(error))}</div>'
+    text = html.escape(hide_folders(str(error)))
+    return f'<div class="complaint" role="alert" data-at="{time.monotonic_ns()}">{text}</div>'
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], Sequence[Any]]]) -> str:

@@ -16,7 +16,7 @@ from elude_steer.demo import components
 from elude_steer.demo.access import LOCAL_HOSTS, check_mcp
 from elude_steer.demo.app import make_app
 from elude_steer.demo.presenter import WORKERS, Decorator, Presenter
-from elude_steer.demo.rate_limit import RateLimit
+from elude_steer.demo.rate_limit import LIGHT, BoundedRequests, RateLimit
 from elude_steer.demo.recipes import Example, shipped_examples
 from elude_steer.errors import SpecError
 from elude_steer.steering.steerer import Steerer
@@ -66,7 +66,8 @@ def serve(
         if len(presenters) > 1:
             raise SpecError("images are those of one atlas; serve one, or leave them out.")
         presenters[0].reference_images = replace(presenters[0].reference_images, source=images)
-    app = make_app(*presenters, rate_limit=RateLimit(20, 120) if public else None)
+    rate_limit = RateLimit(20, 120) if public else None
+    app = make_app(*presenters, rate_limit=rate_limit)
     # Few requests run at a time; when the queue is full, Gradio tells the visitor.
     app.queue(max_size=16 if public else 64, default_concurrency_limit=4)
     try:
@@ -88,6 +89,7 @@ def serve(
             quiet=True,
             ssr_mode=False,
             show_error=True,
+            app_kwargs={"middleware": [_bound_requests(rate_limit, presenters[0].max_bytes)]},
             mcp_server=mcp,
             run_history=False,  # store nothing of what visitors do
         )
@@ -104,6 +106,14 @@ def serve(
     if wait:
         app.block_thread()
     return app
+
+
+def _bound_requests(rate_limit: RateLimit | None, max_bytes: int) -> Any:
+    """The middleware that paces uploads, and bounds requests: an image in base64, with its words."""
+    from starlette.middleware import Middleware
+
+    uploads = rate_limit and rate_limit.scaled(LIGHT)
+    return Middleware(BoundedRequests, uploads=uploads, max_body=max_bytes * 3 // 2 + 2**20)
 
 
 def _make_presenters(

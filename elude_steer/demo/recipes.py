@@ -18,7 +18,7 @@ from elude_steer.specs import Recipe, Settings, SteeringSpec, StepSpec
 from elude_steer.utils.yaml_schema import dump_document
 
 SIGNS = {"minus": "\N{MINUS SIGN} ", "plus": "+ "}
-_MAX_RECIPE_LENGTH = 100_000  # characters; YAML is slow to parse
+_MAX_RECIPE_LENGTH = 20_000  # characters; YAML is slow to parse
 
 
 @dataclass(frozen=True)

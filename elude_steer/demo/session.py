@@ -19,6 +19,7 @@ from elude_steer.models.images import MAX_PIXELS, open_image
 DISPLAY_SIDE = 480  # pixels of the longer side of an image in the page
 _MAX_MARK_LENGTH = 2_000_000  # characters; a mark that the page sends is far shorter
 _MAX_WORD_LENGTH, _MAX_PROMPT_LENGTH = 100, 1000  # characters
+_MAX_SETTINGS = 30
 MAX_WORDS = 8  # concepts to remove, and as many to add
 
 
@@ -70,13 +71,17 @@ class EditRequest:
     box: tuple[float, ...] = ()
 
     def validate(self) -> None:
-        """Raise if no concept is named, if there are too many, or if a text is too long."""
+        """Raise if no concept is named, if there are too many, or if anything is too long."""
+        if len(self.settings) > _MAX_SETTINGS:
+            raise SpecError(f"at most {_MAX_SETTINGS} settings can be given.")
         if not self.minus and not self.plus:
             raise SpecError("name a concept to remove or to add: pick one from the list, or type it.")
         if max(len(self.minus), len(self.plus)) > MAX_WORDS:
             raise SpecError(f"at most {MAX_WORDS} concepts can be removed, and {MAX_WORDS} added, at a time here.")
-        for word in (*self.minus, *self.plus):
+        for word in (*self.minus, *self.plus, *map(str, self.settings)):
             check_length(word)
+        if any(len(value) > _MAX_WORD_LENGTH for value in self.settings.values() if isinstance(value, str)):
+            raise SpecError(f"the value of a setting may have at most {_MAX_WORD_LENGTH} characters.")
         if len(self.prompt) > _MAX_PROMPT_LENGTH:
             raise SpecError(f"the question may have at most {_MAX_PROMPT_LENGTH:,} characters here.")
 
@@ -108,7 +113,11 @@ class ImageState:
 
 
 def check_length(word: str) -> None:
-    """Raise if a text is too long to name a concept."""
+    """Raise if a text is too long to name a concept, or if it is no text: clients may send anything."""
+    if not isinstance(word, str):
+        raise SpecError(f"{str(word)[:40]} is no word; name concepts as texts.")
+    if "\0" in word:
+        raise SpecError("a word has a character that no text can hold (NUL); type it again.")
     if len(word) > _MAX_WORD_LENGTH:
         raise SpecError(f"'{word[:20]}…' has {len(word):,} characters; a concept may have at most {_MAX_WORD_LENGTH}.")
 
@@ -125,6 +134,6 @@ def decode_mark(mark: str | None) -> np.ndarray | None:
             if max(image.size) > 4 * DISPLAY_SIDE:
                 raise ValueError("too large")
             mask = np.asarray(image.convert("L")) > 127
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow raises errors of many types for what is no complete PNG
         raise ImageError("the marked region did not arrive complete; mark it again.") from error
     return mask if mask.any() else None

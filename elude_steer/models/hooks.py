@@ -1,16 +1,23 @@
 """Record and change what a layer of any torch model computes, and leave the model as it was.
 
 Everything here is a context manager: our hooks exist only inside it, however it ends, and hooks of others are never
-touched. A hook acts only in the thread that opened it, so that threads can share one model.
+touched. A hook acts only where it was opened, so that all can share one model: in the same thread and context (an
+asyncio task has its own, and inherits that of its creator), on the same module and not on a copy of it, and, inside a
+generator, only while the generator runs and not in the code that consumes it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import re
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +30,58 @@ from elude_steer.method.layers import is_linear
 
 class _StopForward(BaseException):
     """Ends a forward pass at the recorded layer; a BaseException, so that no `except Exception` in a model stops it."""
+
+
+class _Scope:
+    """Where one change of a model acts: in the thread, context and generator that opened it, until it is closed."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        # The number of a frame, not the frame: a reference would keep an abandoned generator and its change alive.
+        self.generator = next((id(frame) for frame in _frames() if _is_plain_generator(frame)), None)
+        self.is_open = True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the code that runs now is inside."""
+        if not self.is_open or self.thread != threading.get_ident() or self not in _SCOPES.get():
+            return False
+        return self.generator is None or any(id(frame) == self.generator for frame in _frames())
+
+
+_SCOPES: ContextVar[tuple[_Scope, ...]] = ContextVar("scopes", default=())
+# These run a generator up to its `yield` and give the `with` block to their caller.
+_MANAGERS = {
+    getattr(contextlib, kind).__dict__[method].__code__
+    for kind, method in (("_GeneratorContextManager", "__enter__"), ("_AsyncGeneratorContextManager", "__aenter__"))
+}
+
+
+@contextmanager
+def _scope() -> Iterator[_Scope]:
+    scope = _Scope()
+    try:
+        _SCOPES.set((*(one for one in _SCOPES.get() if one.is_open), scope))
+        yield scope
+    finally:
+        scope.is_open = False
+        # Not `reset`: a generator may be closed in another context than the one that opened it.
+        _SCOPES.set(tuple(one for one in _SCOPES.get() if one is not scope))
+
+
+def _frames() -> Iterator[types.FrameType]:
+    """The frames of the running code, from the caller of this function's caller outwards."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_plain_generator(frame: types.FrameType) -> bool:
+    """Whether a frame is that of a generator which may be suspended inside a `with`, and is no context manager."""
+    if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        return False
+    return frame.f_back is None or frame.f_back.f_code not in _MANAGERS
 
 
 class Record:
@@ -50,11 +109,11 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
         ...     model(pixels)
         >>> recorded.input  # (batch, tokens, d_in)
     """
-    recorded, owner = Record(), threading.get_ident()
+    recorded = Record()
 
     # Another thread may call the hook while it is half registered, and then without kwargs.
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if threading.get_ident() != owner:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if module is not layer or not scope.is_here:
             return
         if argument is not None:
             value = (kwargs or {})[argument]
@@ -64,7 +123,7 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
         if stop:
             raise _StopForward(recorded)
 
-    with _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)):
+    with _scope() as scope, _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)):
         try:
             yield recorded
         except _StopForward as end:
@@ -76,14 +135,13 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
 def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
     """Record the output of `module`, the first element of a tuple; the forward pass and the `with` block end there."""
     outputs: list[torch.Tensor] = []
-    owner = threading.get_ident()
 
-    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == owner:
+    def hook(called: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if called is module and scope.is_here:
             outputs.append((output[0] if isinstance(output, tuple) else output).detach())
             raise _StopForward(outputs)
 
-    with _registered(lambda: module.register_forward_hook(hook)):
+    with _scope() as scope, _registered(lambda: module.register_forward_hook(hook)):
         try:
             yield outputs
         except _StopForward as end:
@@ -93,14 +151,13 @@ def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
 
 @contextmanager
 def watch_inputs(module: nn.Module, on_call: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Call `on_call(kwargs)` with the keyword arguments of every call of `module` in this thread."""
-    owner = threading.get_ident()
+    """Call `on_call(kwargs)` with the keyword arguments of every call of `module` from inside."""
 
-    def hook(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if threading.get_ident() == owner:
+    def hook(called: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if called is module and scope.is_here:
             on_call(kwargs or {})
 
-    with _registered(lambda: module.register_forward_pre_hook(hook, with_kwargs=True)):
+    with _scope() as scope, _registered(lambda: module.register_forward_pre_hook(hook, with_kwargs=True)):
         yield
 
 
@@ -108,48 +165,53 @@ def watch_inputs(module: nn.Module, on_call: Callable[[dict[str, Any]], None]) -
 def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
     """Call `compute(original, *args, **kwargs)` instead of the module's forward, or instead of another method.
 
-    Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only in this
-    thread and is undone at the end. A method that others have replaced before (accelerate does) becomes `original`
-    and comes back.
+    Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only for calls
+    from inside and is undone at the end. A method that others have replaced before (accelerate does) becomes
+    `original` and comes back.
     """
-    owner = threading.get_ident()
-    with _REPLACING:
-        current = vars(module).get(method)
-        if isinstance(current, _Replacement):
-            replacement = current
-        else:
-            replacement = _Replacement(getattr(module, method), current)
-            setattr(module, method, replacement)
-        replacement.by_thread.setdefault(owner, []).append(compute)
-    try:
-        yield
-    finally:
+    with _scope() as scope:
         with _REPLACING:
-            replacement.by_thread[owner].remove(compute)
-            if not replacement.by_thread[owner]:
-                del replacement.by_thread[owner]
-            # If others have replaced our replacement in the meantime, theirs stays until they remove it.
-            in_place = vars(module).get(method) is replacement
-            if in_place and not replacement.by_thread and replacement.previous is None:
-                delattr(module, method)
-            elif in_place and not replacement.by_thread:
-                setattr(module, method, replacement.previous)
+            current = vars(module).get(method)
+            if isinstance(current, _Replacement):
+                replacement = current
+            else:
+                replacement = _Replacement(getattr(module, method), current)
+                setattr(module, method, replacement)
+            replacement.by_scope[scope] = compute
+        try:
+            yield
+        finally:
+            with _REPLACING:
+                del replacement.by_scope[scope]
+                # If others have replaced our replacement in the meantime, theirs stays until they remove it.
+                in_place = vars(module).get(method) is replacement
+                if in_place and not replacement.by_scope and replacement.previous is None:
+                    delattr(module, method)
+                elif in_place and not replacement.by_scope:
+                    setattr(module, method, replacement.previous)
 
 
 _REPLACING = threading.Lock()
 
 
 class _Replacement:
-    """Takes the place of a module's method as long as any thread replaces it."""
+    """Takes the place of a module's method as long as anybody replaces it."""
 
     def __init__(self, original: Callable[..., Any], previous: Any) -> None:
         self.original, self.previous = original, previous
         self.__signature__ = inspect.signature(original)  # transformers reads it to choose what it passes
-        self.by_thread: dict[int, list[Callable[..., Any]]] = {}
+        self.by_scope: dict[_Scope, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        computes = self.by_thread.get(threading.get_ident())
-        return computes[-1](self.original, *args, **kwargs) if computes else self.original(*args, **kwargs)
+        for scope in reversed(_SCOPES.get()):
+            compute = self.by_scope.get(scope)
+            if compute is not None and scope.is_here:
+                return compute(self.original, *args, **kwargs)
+        return self.original(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of a model is without our changes: it gets the method that we took the place of."""
+        return copy.deepcopy(self.original, memo)
 
 
 @contextmanager

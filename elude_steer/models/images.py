@@ -18,6 +18,12 @@ from elude_steer.trust import call_loader
 from elude_steer.utils import optional
 
 MAX_PIXELS = 100_000_000
+MAX_MEMORY = 500_000_000  # bytes that decoding one image may take
+# Formats whose decoders are written in C and fast; Pillow's others read pixel by pixel in Python, or run programs.
+_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF")
+_BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # in memory; others have 4
+_DECODER_BYTES = {"WEBP": 8, "AVIF": 8, "TIFF": 8}  # per pixel, for what these decoders keep besides the image
+_STRIP = 1_000_000  # pixels that are converted at a time
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
@@ -88,7 +94,7 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
 def read_image(path: Path) -> tuple[Any, bytes]:
     """Read the image in a file, upright and in RGB, and the hash of the file's bytes."""
-    data = path.read_bytes()
+    data = _read_bytes(path)
     return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -102,17 +108,24 @@ def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
         max_pixels: files with more pixels are refused before they are decoded.
     """
     if hasattr(source, "mode") and hasattr(source, "convert"):
-        return source.convert("RGB")
+        return _convert_given(source)
     if not isinstance(source, bytes | str | os.PathLike):
         return _from_array(source, max_pixels)
-    name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
+    name = "the given bytes" if isinstance(source, bytes) else f"'{_escape(str(source))}'"
     try:
-        data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
+        data = source if isinstance(source, bytes) else _read_bytes(Path(source))
         return _decode(data, max_pixels)
     except ImageError as error:
         raise ImageError(f"{name} cannot be read as an image: {error}.") from error
     except OSError as error:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}; check the path.") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.expanduser().read_bytes()
+    except (ValueError, RuntimeError) as error:  # a NUL in the path, or a user without a home
+        raise ImageError(f"this is not the path of a file ({error})") from error
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -133,21 +146,63 @@ def open_images(sources: Sequence[Any]) -> list[Any]:
 
 
 def _decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
+    """Decode an image within bounded memory: all that its header tells is checked before anything is decoded."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    if data[:4] in (b"%!PS", b"\xc5\xd0\xd3\xc6"):
+        raise ImageError("EPS is a program that draws an image, not an image; save it as PNG")
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.format == "EPS":
-                raise ImageError("EPS is a program that draws an image, not an image; save it as PNG")
-            if image.width * image.height > max_pixels:  # checked before anything is decoded
+        Image.init()  # loads the plugins; an older Pillow has no AVIF
+        with Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
+            if image.width * image.height > max_pixels:
                 raise ImageError(f"{image.width} x {image.height} pixels are more than {max_pixels:,}")
-            return _to_eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
+            needed = _memory_needed(image, data)
+            if needed > MAX_MEMORY:
+                raise ImageError(
+                    f"{image.width} x {image.height} pixels of this kind take {needed / 1e6:,.0f} MB to decode, more "
+                    f"than {MAX_MEMORY / 1e6:,.0f}; save it as RGB without rotation, or smaller"
+                )
+            ImageOps.exif_transpose(image, in_place=True)
+            image.load()
+            upright = _to_eight_bit(image)
+            return upright if upright.mode == "RGB" else upright.convert("RGB")
+    except ImageError:
+        raise
     except UnidentifiedImageError as error:
-        raise ImageError("no image in a format that Pillow knows") from error
-    except (OSError, SyntaxError) as error:  # what Pillow raises for files that are truncated or damaged
-        raise ImageError(f"the file is damaged ({error})") from error
+        raise ImageError(f"no image in a format that is read here ({', '.join(_FORMATS)})") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"it has more than {max_pixels:,} pixels") from error
+    except Exception as error:  # Pillow raises errors of many types for files that are cut or damaged
+        raise ImageError(f"the file is damaged ({_in_one_line(error)})") from error
+
+
+def _memory_needed(image: Any, data: bytes) -> int:
+    """Bytes that decoding takes at most: the image, what its decoder keeps, and a converted or turned copy."""
+    own = _BYTES_PER_PIXEL.get(image.mode, 4)
+    copy = 0 if image.mode == "RGB" else 5 if image.mode.startswith("I") else 4
+    # The Exif of a PNG may stand behind its pixels, and to read it Pillow would decode them.
+    may_turn = b"eXIf" in data if image.format == "PNG" else image.getexif().get(0x0112, 1) != 1
+    turned = own if may_turn else 0
+    coefficients = 6 if image.info.get("progressive") else 0
+    per_pixel = own + max(copy, turned) + _DECODER_BYTES.get(image.format, 0) + coefficients
+    return int(image.width * image.height * per_pixel)
+
+
+def _escape(name: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] if text else type(error).__name__
+
+
+def _convert_given(image: Any) -> Any:
+    """A PIL image of the caller in RGB; it may be read from its file only now."""
+    try:
+        return image.convert("RGB")
+    except Exception as error:
+        raise ImageError(f"the given image cannot be read: {_in_one_line(error)}.") from error
 
 
 def _from_array(source: Any, max_pixels: int) -> Any:
@@ -181,8 +236,18 @@ def _to_eight_bit(image: Any) -> Any:
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(image).astype(np.float64)
-    return Image.fromarray((values / (257 if values.max() > 255 else 1)).round().clip(0, 255).astype(np.uint8))
+    rows = max(1, _STRIP // image.width)
+    tops = range(0, image.height, rows)
+
+    def strip(top: int) -> Any:
+        return image.crop((0, top, image.width, min(top + rows, image.height)))
+
+    divisor = 257 if max(int(np.asarray(strip(top)).max()) for top in tops) > 255 else 1
+    grey = Image.new("L", image.size)
+    for top in tops:
+        values = np.asarray(strip(top)).astype(np.float64) / divisor
+        grey.paste(Image.fromarray(values.round().clip(0, 255).astype(np.uint8)), (0, top))
+    return grey
 
 
 def _list_files(path: Path) -> tuple[str, dict[str, Path]]:

@@ -21,7 +21,7 @@ from elude_steer.steering.regions import ImagePatches
 
 @contextmanager
 def apply_to_calls(vlm: Vlm, prepared: Sequence[PreparedPlan | None]) -> Iterator[None]:
-    """Inside, in this thread only, the model, its `generate` and its `get_image_features` see images under the plans.
+    """Inside, and nowhere else (see `hooks`), the model and its methods for images see images under the plans.
 
     Args:
         vlm: the model.

@@ -30,7 +30,9 @@ def merge_settings(*layers: Mapping[str, Any]) -> Settings:
                 raise SpecError(f"there is no setting '{name}' any more: {Settings.removed[name]}; use strength.")
             if name not in names:
                 known = ", ".join(names)
-                raise SpecError(f"there is no setting '{name}'.{did_you_mean(name, names)} The settings are {known}.")
+                raise SpecError(
+                    f"there is no setting '{str(name)[:60]}'.{did_you_mean(name, names)} The settings are {known}."
+                )
             if value is not None:
                 merged[name] = value.item() if isinstance(value, np.generic) else value
     return validate(Settings(**merged))

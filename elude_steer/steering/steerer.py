@@ -357,9 +357,10 @@ class Steerer(Generic[Source]):
 
     @contextmanager
     def applied(self, plan: Plan | Sequence[Plan | None] | None) -> Iterator[None]:
-        """Inside, the model sees images under the plan; outside, and in other threads, it is unchanged.
+        """Inside, the model sees images under the plan; outside, and in other threads and tasks, it is unchanged.
 
-        This holds for calls of the model, for `generate` and for `get_image_features`.
+        This holds for calls of the model, for `generate` and for `get_image_features`. A generator that yields
+        inside keeps the edit to itself: its consumer, be it a test that uses a fixture, calls the unchanged model.
 
         Args:
             plan: one for all images, or a list with one for each image of a batch.

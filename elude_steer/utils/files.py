@@ -10,12 +10,15 @@ import json
 import os
 import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from elude_steer.errors import StorageError
+from elude_steer.errors import EludeSteerError, StorageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +28,13 @@ if TYPE_CHECKING:
 WORLDS = {"toyland": "drawn scenes", "photoland": "photographs"}
 REPORT_ENDINGS = (".html", ".htm")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
-_TEMPORARY = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+)?$")
+# An unfinished file or folder: process, thread, and where a process of that number means the same.
+_UNFINISHED = re.compile(r"\.(?:tmp|old)-(\d+)(?:-\d+(?:-([0-9a-f]{8}))?)?$")
+_SECONDS, _DAY = 60, 86400  # how long what another container or machine may be writing is left alone
+_UNWRITABLE = (
+    errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.EBUSY, errno.EIO,
+    errno.EINVAL, errno.ELOOP, errno.EXDEV, errno.ENOTEMPTY, errno.EISDIR,
+)  # fmt: skip
 
 
 def home() -> Path:
@@ -43,13 +52,12 @@ def resolve_id(id: str) -> str:
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file that appears only once it is complete and on disk."""
-    import threading
-
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
+    temporary = unfinished_path(path)
     with explain_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
+                _lock(file.fileno())
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -57,6 +65,13 @@ def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def unfinished_path(path: Path, kind: str = "tmp") -> Path:
+    """Where to write a file or folder until it is complete; its name tells others who writes it."""
+    import threading
+
+    return path.with_name(f"{path.name}.{kind}-{os.getpid()}-{threading.get_ident()}-{_place()}")
 
 
 def check_file(path: str | Path, endings: Sequence[str]) -> Path:
@@ -69,6 +84,8 @@ def check_file(path: str | Path, endings: Sequence[str]) -> Path:
         endings: those that its name may have, such as `.png`.
     """
     file = Path(path).expanduser()
+    if "\0" in str(path):
+        raise StorageError(f"{str(path)!r} is not the path of a file; give another one.")
     if file.suffix.lower() not in endings:
         known = endings[0] if len(endings) == 1 else f"{', '.join(endings[:-1])} or {endings[-1]}"
         raise StorageError(f"'{path}' does not end in {known}; give a file name that does.")
@@ -78,20 +95,27 @@ def check_file(path: str | Path, endings: Sequence[str]) -> Path:
     return file
 
 
-def check_folder(path: str | Path, *, new: bool = False) -> Path:
+def check_folder(path: str | Path, *, new: bool = False, replaced: bool = False) -> Path:
     """Return the path of a folder to write to, or raise if it cannot be written; the folder it lies in must be there.
 
     Args:
         path: the folder; it is made if it is not there.
         new: whether to refuse a folder with files in it.
+        replaced: whether `new_folder` will replace it, for which the folder around it must be writable, too.
     """
     folder = Path(path).expanduser()
+    if "\0" in str(path):
+        raise StorageError(f"{str(path)!r} is not the path of a folder; give another one.")
     if not os.path.lexists(folder):
         _check_place(folder.absolute().parent, folder.name)
         return folder
     if not folder.is_dir():
         raise StorageError(f"'{path}' is a file, not a folder; give another path.")
     _check_place(folder, "its files")
+    if new or replaced:
+        if folder.is_mount():
+            raise StorageError(f"'{path}' is a mounted disk, which cannot be replaced; give a new folder inside it.")
+        _check_place(folder.absolute().parent, folder.name)
     if new and any(folder.iterdir()):
         raise StorageError(f"'{path}' already exists and is not an empty folder; give a new one.")
     return folder
@@ -116,8 +140,13 @@ def _check_place(folder: Path, name: str) -> None:
     """Raise if nothing can be written into a folder."""
     if not folder.is_dir():
         raise StorageError(f"there is no folder '{folder}' for '{name}'; make it first, or give another path.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"'{folder}' is not writable; give another folder, or change its permissions.")
+    try:  # permissions alone do not tell: a disk may be read-only or full, and /proc takes no files
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"'{folder}' is not writable ({error.strerror or error}); give another folder, or change its permissions."
+        ) from error
     if len(os.fsencode(name)) > 200:  # with the ending of the unfinished file, 255 bytes is what file systems take
         raise StorageError(f"'{name[:40]}…' is too long for the name of a file; give a shorter one.")
 
@@ -172,23 +201,23 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` at the end, or is deleted if anything fails."""
     path = path.absolute()
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    aside = path.with_name(f"{path.name}.old-{os.getpid()}")
+    temporary, aside = unfinished_path(path), unfinished_path(path, "old")
     with explain_write_errors(path):
         restore(path)
         remove_leftovers(path.parent, path.name)
         try:
             temporary.mkdir(parents=True)
-            yield temporary
-            if path.exists():
-                path.rename(aside)
-            try:
-                temporary.rename(path)
-            except BaseException:
-                if aside.exists():
-                    aside.rename(path)
-                raise
-            shutil.rmtree(aside, ignore_errors=True)
+            with hold(temporary), hold(path):
+                yield temporary
+                if path.exists():
+                    path.rename(aside)
+                try:
+                    temporary.rename(path)
+                except BaseException:
+                    if aside.exists():
+                        aside.rename(path)
+                    raise
+                shutil.rmtree(aside, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -199,22 +228,21 @@ def restore(path: Path) -> None:
     if path.exists() or not path.parent.is_dir():
         return
     for aside in path.parent.glob(f"{glob.escape(path.name)}.old-*"):
-        if not _is_running(int(aside.name.rpartition("-")[2])):
+        if is_leftover(aside) and (_is_abandoned(aside) or _is_locked(aside) is False):
             aside.rename(path)
             return
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file or folder was left behind by an interruption."""
-    return bool(re.search(r"\.(tmp|old)-\d+(-\d+)?$", path.name))
+    """Whether a file or folder was left behind by an interruption, or is being written."""
+    return bool(_UNFINISHED.search(path.name))
 
 
 def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Delete temporary files in `folder`, of one name if given, whose process no longer runs."""
+    """Delete temporary files in `folder`, of one name if given, that nobody is writing any more."""
     found = [*folder.glob(f"{glob.escape(name)}*.tmp-*"), *(folder.glob(f"{glob.escape(name)}.old-*") if name else ())]
     for path in found:
-        match = _TEMPORARY.search(path.name)
-        if match and not _is_running(int(match.group(1))):
+        if is_leftover(path) and _is_abandoned(path):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -222,22 +250,101 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 
 @contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Inside, other processes can tell that a file or folder is in use, also from another container."""
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        _lock(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock of an open file if the file system has locks; it ends with the process or the file."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a process holds a file or folder; None if the file system cannot tell."""
+    descriptor = None
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return False
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody writes an unfinished file any more.
+
+    The number of a process says so only where it was given. From another container or machine, and if the number was
+    given again, the writer's lock counts, and else the time since the last change.
+    """
+    found = _UNFINISHED.search(path.name)
+    if found is None:
+        return False
+    if found[2] == _place() and not _is_running(int(found[1])):
+        return True
+    locked = _is_locked(path)
+    try:
+        seconds = time.time() - max(path.stat().st_mtime, path.stat().st_ctime)
+    except OSError:  # it is gone
+        return False
+    return not locked and seconds > (_SECONDS if locked is False and found[2] else _DAY)
+
+
+@cache
+def _place() -> str:
+    """Identifies this start of this machine and, in a container, its own numbers of processes; eight hex digits."""
+    import hashlib
+    import platform
+
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=4).hexdigest()
+
+
+@contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk or a folder without permission into one line that says what to do."""
     try:
         yield
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except EludeSteerError:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else _number_in_text(error)
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             free = _free_space(path)
             raise StorageError(
                 f"no room left while writing '{path}'{free}; free some and run the same command again "
                 "(finished work is kept)."
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG):
-            raise StorageError(f"'{path}' cannot be written ({error.strerror}); choose another folder.") from error
+        if number in _UNWRITABLE:
+            raise StorageError(f"'{path}' cannot be written ({os.strerror(number)}); choose another folder.") from error
         raise
+
+
+def _number_in_text(error: Exception) -> int | None:
+    """The number of the system's error in the text of an error of safetensors, which is no OSError."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def _free_space(path: Path) -> str:

@@ -61,7 +61,12 @@ class WorkerGroup:
     def barrier(self) -> None:
         """Wait until all processes have arrived here."""
         if self.world > 1:
-            torch.distributed.barrier()
+            try:
+                torch.distributed.barrier()
+            except RuntimeError as error:  # gloo tells which connection broke, not why
+                raise ProcessError(
+                    "another of the processes has ended; finished work is kept: run the same command again."
+                ) from error
 
 
 def _finish(running: set[Future[None]], when: str) -> set[Future[None]]:
@@ -136,9 +141,13 @@ def _wait_for(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed:
             time.sleep(0.2)  # others may fail for the same reason: the error of the lowest rank is raised
+            codes = [child.poll() for child in children]
+            killed = [rank for rank, code in enumerate(codes) if code and code < 0]
             for rank in range(len(children)):
-                if (path := folder / f"{rank}.txt").exists():
+                # If one was killed, the others fail because it is gone, and their errors do not say that.
+                if not killed and (path := folder / f"{rank}.txt").exists():
                     raise EludeSteerError(path.read_text(encoding="utf-8"))
+            failed = killed or failed
             code = codes[failed[0]] or 0
             ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"stopped with code {code}"
             raise ProcessError(

@@ -27,6 +27,8 @@ _TYPE_NAMES = {str: "text", int: "a whole number", float: "a finite number", boo
 _TRUE = ("true", "yes", "on")
 _READ_AS = {"int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing"}
 _INVALID = object()
+_MAX_LENGTH = 1_000_000  # characters of a document; the longest recipe that somebody wrote has a few thousand
+_MAX_PROBLEMS = 50  # lines of an error
 
 
 def parse_document(kind: type[Document], text: str, source: str = "<text>") -> Document:
@@ -39,7 +41,9 @@ def parse_document(kind: type[Document], text: str, source: str = "<text>") -> D
     node = reader.compose(text)
     document = reader.read_section(kind, node, "", 1) if node is not None else None
     if reader.problems:
-        raise SpecError(reader.problems)
+        more = len(reader.problems) - _MAX_PROBLEMS
+        rest = [f"{source}: … and {more} more problems."] if more > 0 else []
+        raise SpecError(reader.problems[:_MAX_PROBLEMS] + rest)
     reader.warn_of_removed()
     return cast(Document, document)
 
@@ -190,6 +194,9 @@ class _Reader:
 
     def compose(self, text: str) -> yaml.Node | None:
         """The root node, or None after noting why there is none."""
+        if len(text) > _MAX_LENGTH:
+            self.note(0, "", f"has {len(text):,} characters; at most {_MAX_LENGTH:,} are read.")
+            return None
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
@@ -200,6 +207,8 @@ class _Reader:
             self.note(line, "", f"not YAML: the character {chr(error.character)!r} is not allowed.")
         except RecursionError:
             self.note(1, "", "not YAML: nested too deeply.")
+        except (ValueError, OverflowError):  # PyYAML takes any number behind \\U for a character
+            self.note(1, "", "not YAML: an escape such as \\U00110000 names no character.")
         else:
             if node is None:
                 self.note(1, "", "the document is empty: start from a recipe of `elude-steer recipes list`.")
@@ -299,7 +308,7 @@ def _accept(kinds: list[Any], value: Any, limits: Mapping[str, Any]) -> Any:
     if value is None or isinstance(value, bool):
         return value if (None if value is None else bool) in kinds else _INVALID
     if isinstance(value, str):
-        return value if value in kinds or (str in kinds and value.strip()) else _INVALID
+        return value if value in kinds or (str in kinds and value.strip() and _is_text(value)) else _INVALID
     if isinstance(value, int) and abs(value) >= 10**18:  # longer than what the reader takes for a number
         return _INVALID
     if isinstance(value, int) and int in kinds:
@@ -309,6 +318,11 @@ def _accept(kinds: list[Any], value: Any, limits: Mapping[str, Any]) -> Any:
     else:
         return _INVALID
     return number if limits.get("min", number) <= number <= limits.get("max", number) else _INVALID
+
+
+def _is_text(value: str) -> bool:
+    """Whether text can be printed and be the name of a file: it has no NUL and no half of a surrogate pair."""
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _node_value(kinds: list[Any], node: yaml.Node) -> Any:
@@ -411,6 +425,7 @@ def _node_text(node: yaml.Node) -> str:
     """What a node says, in one short piece of a line."""
     if isinstance(node, yaml.ScalarNode):
         text = " ".join(node.value.split())
+        text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:61])
         return text if len(text) <= 60 else text[:57] + "..."
     return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"
 

@@ -10,8 +10,10 @@ from torch import nn
 from elude_steer.atlas.atlas import Atlas, References
 from elude_steer.errors import AtlasError, StorageError
 from elude_steer.method.layers import SplitLinear
+from elude_steer.utils.files import unfinished_path
 from tests.helpers.atlases import make_atlas
 from tests.helpers.hub import serve_hub
+from tests.helpers.liars import make_full_atlas
 
 
 @pytest.fixture
@@ -204,12 +206,22 @@ def test_files_of_the_user_are_never_replaced(atlas, tmp_path, monkeypatch):
     assert (saved / "notes.txt").exists()
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "labels.json"])
+def test_line_ends_that_git_changed_are_named(tmp_path, name):
+    saved = make_full_atlas(tmp_path / "mine")
+    assert "`* -text` into `.gitattributes`" in (saved / "README.md").read_text()
+    (saved / name).write_bytes((saved / name).read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(AtlasError, match=rf"'{name}' has other line ends \(CRLF\).* `\* -text` into the file .gitattr"):
+        Atlas.load(saved)
+
+
 def test_a_save_killed_between_its_two_renames_is_undone(atlas, tmp_path):
     saved = atlas.save(tmp_path / "mine")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    saved.rename(tmp_path / f"mine.old-{dead.pid}")
-    (tmp_path / f"mine.tmp-{dead.pid}").mkdir()
+    ending = unfinished_path(saved).name.partition(f"tmp-{os.getpid()}")[2]
+    saved.rename(tmp_path / f"mine.old-{dead.pid}{ending}")
+    (tmp_path / f"mine.tmp-{dead.pid}{ending}").mkdir()
     assert len(Atlas.load(tmp_path / "mine")) == 13
     atlas.save(tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

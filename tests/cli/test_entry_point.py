@@ -1,5 +1,7 @@
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import click
 import pytest
@@ -61,3 +63,58 @@ def test_the_error_of_a_started_process_goes_to_its_file(run, tmp_path, monkeypa
     code, _, err = run("recipes", "show", "nowhere")
     assert (code, err) == (1, "")
     assert (tmp_path / "error.txt").read_text().startswith("'nowhere' is neither a file nor a shipped recipe.")
+
+
+# Signals
+
+
+def test_sigterm_is_told_in_one_line_and_leaves_nothing_half_written(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from elude_steer.cli import entry_point; import click\n"
+        "from elude_steer.utils.files import new_folder, write_file\n"
+        "def work():\n"
+        "    with new_folder(Path('atlas')) as new:\n"
+        "        write_file(Path('done'), lambda file: file.write(b'x'))\n"
+        "        write_file(new / 'half', lambda file: (print('ready', flush=True), time.sleep(60)))\n"
+        "entry_point.cli = lambda **_: work()\n"
+        "entry_point.main()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "ready\n"
+    child.terminate()
+    _, err = child.communicate(timeout=60)
+    assert err == "elude-steer: stopped by SIGTERM; finished work is kept, run the same command again to go on.\n"
+    assert child.returncode == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["done"]
+
+
+def test_a_started_process_ends_with_the_one_that_started_it(tmp_path):
+    """The orphan computes and reaches no point at which it could look for its parent."""
+    orphan = (
+        "import sys, time; from elude_steer.cli import entry_point\n"
+        "entry_point.cli = lambda **_: (print('ready', flush=True), time.sleep(60))\n"
+        "entry_point.main()\n"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE, text=True,\n"
+        "    env={**os.environ, 'ELUDE_STEER_PARENT': str(os.getpid())})\n"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", parent, orphan], stdout=subprocess.PIPE, text=True)
+    pid = int(started.stdout.readline())
+    started.kill()
+    started.communicate(timeout=60)
+    deadline = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

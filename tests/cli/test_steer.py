@@ -135,7 +135,7 @@ def test_caption_works_with_any_model(run, tiny_llava, image_folder, tmp_path):
     assert 1 <= len(out.split()) <= 4
     (tmp_path / "text.png").write_text("no image")
     for source, text in (
-        (tmp_path / "text.png", "cannot be read as an image: no image in a format that Pillow knows"),
+        (tmp_path / "text.png", "cannot be read as an image: no image in a format that is read here"),
         (tmp_path / "none.png", "cannot be read: No such file or directory; check the path"),
     ):
         code, _, err = run("caption", source, "--model", tiny_llava)

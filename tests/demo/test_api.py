@@ -2,9 +2,11 @@
 
 import base64
 import io
+import json
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 
 import elude_steer as es
 from elude_steer.demo import access, api
+from elude_steer.demo.app import UNEXPECTED
 from elude_steer.demo.pages import make_pages
 from elude_steer.demo.presenter import Presenter
 from elude_steer.demo.rate_limit import RateLimit
@@ -265,10 +268,11 @@ def test_a_box_is_a_region(presenter, steerer):
 
 
 def test_an_mcp_server_has_no_password_and_needs_its_package(monkeypatch):
-    command = [sys.executable, "-m", "elude_steer", "demo", "--mcp", "--auth", "me:secret"]
+    monkeypatch.setenv("ELUDE_STEER_AUTH", "me:secret")
+    command = [sys.executable, "-m", "elude_steer", "demo", "--mcp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "elude-steer: Gradio's MCP server asks for no password; leave out --mcp, or --auth.\n"
+    assert done.stderr == "elude-steer: Gradio's MCP server asks for no password; leave out --mcp, or the password.\n"
 
     def find(name):
         raise ImportError(name)
@@ -307,3 +311,38 @@ def test_a_lent_gpu_runs_the_model_and_passes_on_errors(steerer):
     for answer in (lent.steer, lent.try_doses):
         with pytest.raises(SpecError, match="knows nothing like 'democracy'"):
             answer(make_request(DOG, ("democracy",)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"minus": ["dog"] * 20_000}, "at most 8 concepts can be removed"),
+        ({"minus": ["dog"], "plus": ["x" * 101]}, "a concept may have at most 100"),
+        ({"minus": ["a\0b"]}, "a character that no text can hold"),
+        ({"minus": ["dog"], "settings": {"word " * 20_000: 1}}, "may have at most 100"),
+        ({"minus": ["dog"], "settings": {f"s{i}": 1 for i in range(20_000)}}, "at most 30 settings"),
+        ({"minus": ["dog"], "settings": {"mode": "word " * 20_000}}, "may have at most 100 characters"),
+        ({"minus": ["dog"], "settings": [1]}, "send names with values"),
+        ({"minus": ["dog"], "prompt": "word " * 20_000}, "the question may have at most 1,000 characters"),
+    ],
+)
+def test_the_limits_of_the_page_are_those_of_its_server(presenter, monkeypatch, arguments, expected):
+    """A browser sends eight words; programs may send anything, and are refused before the image is decoded."""
+    monkeypatch.setattr(api, "open_argument", lambda *_: pytest.fail("the image was decoded"))
+    steer, start = functions_of(presenter)["steer"], time.process_time()
+    with pytest.raises(gradio.Error, match=expected) as caught:
+        steer(request_from("::1"), "teddy", **arguments)
+    assert time.process_time() - start < 1 and len(str(caught.value)) < 300
+
+
+def test_unexpected_errors_stay_in_the_log_and_uploads_are_paced():
+    """Runs in a process, because Gradio leaves event loops open."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.handlers"], capture_output=True, text=True, check=True, timeout=600
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found["errors"].values()) == {UNEXPECTED} and len(found["errors"]) == 4
+    assert "Traceback" in done.stderr
+    assert ["not YAML" in text for text in found["recipes"]] == [True, True, True, False]
+    assert "3 requests a minute" in found["recipes"][3] and "3 requests a minute" in found["upload"]
+    assert "none.png" in found["other visitor"] and "/none.png" not in found["other visitor"]

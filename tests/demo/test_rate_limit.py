@@ -1,11 +1,12 @@
 """How often visitors may run the model."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from elude_steer.demo.rate_limit import RateLimit
+from elude_steer.demo.rate_limit import BoundedRequests, RateLimit
 from elude_steer.errors import SpecError
 
 
@@ -100,3 +101,46 @@ def test_requests_from_several_threads_are_counted_correctly():
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(count_allowed, "abcdefgh")) == 50
+
+
+# Requests before they reach the page
+
+
+def answer_of(middleware, path, *parts, length=None, client="203.0.113.5"):
+    """The status with which an application that reads all of a request answers it; None if it was cut off."""
+    sent, waiting = [], [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive():
+        return waiting.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": (client, 1)}
+    asyncio.run(middleware(scope, receive, send))
+    return next((message["status"] for message in sent if "status" in message), None)
+
+
+async def read_all(_scope, receive, send):
+    while (message := await receive())["type"] == "http.request":
+        if not message["more_body"]:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            return
+
+
+def test_uploads_are_paced_by_address():
+    middleware = BoundedRequests(read_all, RateLimit(2, 3, Clock()), 100)
+    statuses = [answer_of(middleware, "/gradio_api/upload", length=10**6) for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    assert answer_of(middleware, "/gradio_api/upload", client="203.0.113.6") == 200
+    assert answer_of(middleware, "/gradio_api/upload", client="203.0.113.7") == 429
+    assert answer_of(middleware, "/gradio_api/run/press", b"x") == 200
+
+
+def test_large_requests_are_refused_before_they_are_read():
+    middleware = BoundedRequests(read_all, None, 100)
+    assert answer_of(middleware, "/gradio_api/call/steer", b"x" * 100, length=100) == 200
+    assert answer_of(middleware, "/gradio_api/call/steer", length=101) == 413
+    assert answer_of(middleware, "/gradio_api/call/steer", b"x" * 60, b"x" * 60) is None  # of unknown length

@@ -27,7 +27,7 @@ def test_errors_about_bad_files_name_the_file_without_its_folder(tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
     for name, message in {
-        "note.png": "^'note.png' cannot be read as an image: no image in a format that Pillow knows",
+        "note.png": "^'note.png' cannot be read as an image: no image in a format that is read here",
         "empty.png": "^'empty.png' cannot be read",
         "half.png": "^'half.png' cannot be read.*truncated",
         "none.png": "^'none.png' cannot be read: No such file or directory",

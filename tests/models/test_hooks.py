@@ -1,5 +1,8 @@
+import asyncio
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 import torch
@@ -649,3 +652,155 @@ def test_a_tower_without_layer_scale_has_no_scale(make, suffix):
     name, _ = find_layer(model, f"layers.1.{suffix}")
     assert find_stream_scale(model, name, 16) is None
     assert find_stream_scale(Block(), "fc2", 4) is None
+
+
+# A change of a model holds where it was opened: in one thread, one asyncio task, one generator, one module.
+
+
+def add_one(model):
+    return replace_forward(model.fc2, lambda original, tokens: original(tokens) + 1)
+
+
+def test_tasks_of_one_thread_do_not_see_each_others_changes(model, x):
+    expected = model(x)
+
+    async def change(by, opened, others):
+        with replace_forward(model.fc2, lambda original, tokens: original(tokens) + by):
+            opened.set()
+            await others.wait()
+            return model(x)
+
+    async def run():
+        one, other = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(change(1, one, other)), asyncio.create_task(change(10, other, one))]
+        await one.wait()
+        await other.wait()
+        return model(x), *(await asyncio.gather(*tasks))
+
+    plain, first, second = asyncio.run(run())
+    assert torch.equal(plain, expected)
+    assert torch.allclose(first, expected + 1) and torch.allclose(second, expected + 10)
+
+
+def test_a_task_that_is_started_inside_sees_the_change_until_it_ends(model, x):
+    expected = model(x)
+
+    async def compute(gate):
+        before = model(x)
+        await gate.wait()
+        return before, model(x)
+
+    async def run():
+        gate = asyncio.Event()
+        with add_one(model):
+            task = asyncio.create_task(compute(gate))
+            await asyncio.sleep(0)
+        gate.set()
+        return await task
+
+    inside, after = asyncio.run(run())
+    assert torch.allclose(inside, expected + 1) and torch.equal(after, expected)
+
+
+@pytest.mark.parametrize("kind", ["record", "watch_inputs"])
+def test_tasks_do_not_record_each_others_calls(talker, x, kind):
+    calls = []
+
+    async def watch(opened, leave):
+        manager = watch_inputs(talker, calls.append) if kind == "watch_inputs" else record(talker, stop=False)
+        with manager as recorded:
+            opened.set()
+            await leave.wait()
+        return len(calls) if kind == "watch_inputs" else len(recorded.inputs)
+
+    async def run():
+        opened, leave = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(watch(opened, leave))
+        await opened.wait()
+        talker(x=x)
+        leave.set()
+        return await task
+
+    assert asyncio.run(run()) == 0
+
+
+def test_a_suspended_generator_changes_nothing_for_its_consumer(model, x):
+    expected = model(x)
+
+    def steered():
+        with add_one(model):
+            yield model(x)
+            yield model(x)
+
+    outputs = steered()
+    assert torch.allclose(next(outputs), expected + 1)
+    assert torch.equal(model(x), expected)
+    assert torch.allclose(next(outputs), expected + 1)
+    outputs.close()
+    assert torch.equal(model(x), expected)
+
+
+def test_a_suspended_asynchronous_generator_changes_nothing_for_its_consumer(model, x):
+    expected = model(x)
+
+    async def steered():
+        with add_one(model):
+            yield model(x)
+
+    async def run():
+        outputs = steered()
+        inside, outside = await anext(outputs), model(x)
+        await outputs.aclose()
+        return inside, outside
+
+    inside, outside = asyncio.run(run())
+    assert torch.allclose(inside, expected + 1) and torch.equal(outside, expected)
+
+
+def test_an_abandoned_generator_removes_its_change_at_once(model, x):
+    def steered():
+        with add_one(model):
+            yield
+
+    outputs = steered()
+    next(outputs)
+    del outputs  # the fixture finds what is left
+
+
+def test_context_managers_around_a_change_keep_it(model, x):
+    expected = model(x)
+
+    @contextmanager
+    def outer():
+        with add_one(model):
+            yield
+
+    @asynccontextmanager
+    async def asynchronous():
+        with add_one(model):
+            yield
+
+    async def run():
+        async with asynchronous():
+            return model(x)
+
+    with outer():
+        assert torch.allclose(model(x), expected + 1)
+    with ExitStack() as stack:
+        stack.enter_context(outer())
+        assert torch.allclose(model(x), expected + 1)
+    assert torch.allclose(asyncio.run(run()), expected + 1)
+    assert torch.equal(model(x), expected)
+
+
+def test_a_deep_copy_keeps_no_change(model, x):
+    expected = model(x)
+    with add_one(model), record(model.fc1, stop=False) as recorded, watch_inputs(model, recorded.inputs.append):
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(x), expected)
+        assert recorded.inputs == []
+        assert torch.allclose(model(x), expected + 1)
+    assert torch.equal(copied(x), expected)
+    with torch.no_grad():
+        copied.fc2.bias += 1
+    assert torch.allclose(copied(x), expected + 1) and torch.equal(model(x), expected)

@@ -1,3 +1,8 @@
+import io
+import struct
+import tracemalloc
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -178,3 +183,101 @@ def test_other_arrays_are_refused_with_what_would_be_right(source, message):
 def test_an_error_in_a_list_names_the_place():
     with pytest.raises(ImageError, match=r"^image 1 of the list: 'none\.png' cannot be read: No such file"):
         open_images([np.zeros((4, 4), np.uint8), "none.png"])
+
+
+# Files of strangers
+
+
+def encode(image, kind="PNG", **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def png(width, height, *chunks, depth=8, colour=2):
+    """A PNG of given chunks behind a header that may say anything."""
+    header = (b"IHDR", struct.pack(">2I5B", width, height, depth, colour, 0, 0, 0))
+    parts = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in (header, *chunks, (b"IEND", b""))
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+PIXELS = (b"IDAT", zlib.compress(bytes(4 * 13)))
+DDS = (
+    b"DDS "
+    + struct.pack("<7I", 124, 0x1007, 4, 4, 0, 0, 0)
+    + bytes(44)
+    + struct.pack("<2I4s5I", 32, 4, b"ABCD", *[0] * 5)
+)
+STRANGE = {
+    "a text chunk that grows to 30 MB": png(4, 4, (b"zTXt", b"a\0\0" + zlib.compress(bytes(30_000_000))), PIXELS),
+    "many text chunks": png(4, 4, *[(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000)))] * 70, PIXELS),
+    "a plain PPM that is cut": b"P3\n4 4\n255\n1 2 3 4",
+    "a plain PPM with words": b"P3\n4 4\n255\n1 2 x 4",
+    "a PPM without an end": b"P6\n4 4\n",
+    "a DDS of an unknown kind": DDS + bytes(64),
+    "a QOI": b"qoif" + struct.pack(">2I2B", 4, 4, 3, 0) + bytes(8),
+    "a QOI that is cut": b"qoif" + struct.pack(">2I2B", 4000, 4000, 3, 0),
+    "an AVIF that is cut": b"\0\0\0\x20ftypavif\0\0\0\0avifmif1miafMA1B" + bytes(40),
+    "a TIFF of nothing": b"II*\0\x08\0\0\0\xff\xff" + bytes(30),
+    "a GIF without an image": b"GIF89a\4\0\4\0\0\0\0;",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_damaged_files_and_bombs_are_refused_in_one_line(name):
+    with pytest.raises(ImageError, match=r"^the given bytes cannot be read as an image: ") as caught:
+        open_image(STRANGE[name])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("path", ["a\0b.png", "~no-such-user-here/x.png", "\ud800.png"])
+def test_paths_that_cannot_be_are_refused_in_one_line(path):
+    with pytest.raises(ImageError, match="cannot be read"):
+        open_image(path)
+
+
+def test_a_given_image_whose_file_is_cut_is_refused():
+    cut = Image.open(io.BytesIO(encode(Image.effect_noise((64, 64), 50))[:900]))
+    with pytest.raises(ImageError, match="the given image cannot be read: "):
+        open_image(cut)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I"])
+def test_deep_images_are_converted_in_bounded_memory(mode):
+    values = (np.arange(4_000_000, dtype=np.uint32) % 65536).astype(np.uint16).reshape(2000, 2000)
+    data = encode(Image.fromarray(values) if mode == "I;16" else Image.fromarray(values.astype(np.int32)), "TIFF")
+    tracemalloc.start()
+    image = open_image(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * values.size  # before: 24 bytes a pixel and more
+    assert np.array_equal(np.asarray(image)[..., 0], (values / 257).round().astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (png(9000, 9000, colour=6), "9000 x 9000 pixels of this kind take 648 MB to decode, more than 500"),
+        (png(40000, 40000), "more than 100,000,000 pixels"),
+        (png(11000, 11000), "11000 x 11000 pixels are more than 100,000,000"),
+        (png(9000, 9000, depth=16, colour=0), "9000 x 9000 pixels of this kind take 567 MB"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_large_images_are_refused_by_their_header(data, message):
+    tracemalloc.start()
+    with pytest.raises(ImageError, match=message):
+        open_image(data)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_common_formats_are_read(kind):
+    image = open_image(encode(Image.new("RGB", (12, 8), "red"), kind))
+    assert (image.size, image.mode) == ((12, 8), "RGB")
+    assert image.getpixel((5, 5))[0] > 240

@@ -1,3 +1,5 @@
+import asyncio
+import copy
 import doctest
 import json
 import threading
@@ -244,6 +246,44 @@ def test_threads_do_not_see_the_plans_of_others(steerer, scenes):
 
     with ThreadPoolExecutor(64) as pool:
         assert list(pool.map(at_once, jobs)) == serial
+
+
+def test_tasks_of_one_thread_do_not_see_the_plans_of_others(steerer, scenes):
+    image = scenes[0].image
+    plans = [None, *(steerer.plan(minus=[word]) for word in ("bird", "apple", "dog"))]
+    alone = [steerer.captions([image], [[plan]])[0][0] for plan in plans]
+
+    async def work(plan, barrier):
+        with steerer.applied(plan):
+            await barrier.wait()
+            return steerer.vlm.caption([image])[0]
+
+    async def run():
+        barrier = asyncio.Barrier(len(plans))
+        return await asyncio.gather(*(work(plan, barrier) for plan in plans))
+
+    assert asyncio.run(run()) == alone
+    assert len(set(alone)) > 1
+
+
+def test_neither_a_suspended_generator_nor_a_copy_keeps_an_edit(steerer, scenes):
+    image, plan = scenes[0].image, steerer.plan(minus=["bird"])
+    [[bare, steered]] = steerer.captions([image], [[None, plan]])
+    assert bare != steered
+
+    def caption():
+        with steerer.applied(plan):
+            yield steerer.vlm.caption([image])[0]
+
+    captions = caption()
+    assert next(captions) == steered
+    assert steerer.vlm.caption([image])[0] == bare
+    captions.close()
+    with steerer.applied(plan):
+        copied = replace(steerer.vlm, model=copy.deepcopy(steerer.vlm.model))
+        assert copied.caption([image])[0] == bare
+        assert steerer.vlm.caption([image])[0] == steered
+    assert copied.caption([image])[0] == bare
 
 
 def test_a_result_has_captions_plan_maps_and_provenance(steerer, scenes):

@@ -2,16 +2,22 @@ import os
 import resource
 import subprocess
 import sys
+import time
 
 import pytest
+from safetensors import SafetensorError
 
 from elude_steer.errors import StorageError
+from elude_steer.utils import files
 from elude_steer.utils.files import (
     check_file,
     check_folder,
+    hold,
     home,
     new_folder,
     remove_leftovers,
+    restore,
+    unfinished_path,
     write_file,
     write_image,
 )
@@ -54,10 +60,104 @@ def test_a_failed_folder_keeps_the_old_one(tmp_path):
 def test_only_leftovers_of_dead_processes_are_deleted(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    for name in (f"a.tmp-{dead.pid}", f"b.tmp-{dead.pid}-123", f"c.tmp-{os.getpid()}", "d"):
+    mine = unfinished_path(tmp_path / "c").name
+    for name in (mine.replace("c.", "a.").replace(f"tmp-{os.getpid()}", f"tmp-{dead.pid}"), mine, "d"):
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"c.tmp-{os.getpid()}", "d"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine, "d"]
+
+
+# Other containers: their processes have other numbers, so that a number that does not run here says nothing.
+
+FOREIGN = "-999999-1-00000000"
+
+
+def test_what_another_container_writes_is_left_alone(tmp_path, monkeypatch):
+    file, folder = tmp_path / f"a.tmp{FOREIGN}", tmp_path / f"b.tmp{FOREIGN}"
+    file.write_text("")
+    folder.mkdir()
+    monkeypatch.setattr(files.time, "time", lambda now=time.time: now() + 3600)  # changes of a file's state are new
+    with hold(file), hold(folder):
+        remove_leftovers(tmp_path)
+        assert file.exists() and folder.exists()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_just_been_begun_elsewhere_is_left_alone(tmp_path):
+    (tmp_path / f"a.tmp{FOREIGN}").write_text("")
+    (tmp_path / "b.tmp-999999").write_text("")  # of an earlier version, which holds no lock
+    remove_leftovers(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_moved_aside_elsewhere_comes_back_unless_it_is_being_replaced(tmp_path):
+    aside = tmp_path / f"atlas.old{FOREIGN}"
+    aside.mkdir()
+    with hold(aside):
+        restore(tmp_path / "atlas")
+        assert aside.exists()
+    restore(tmp_path / "atlas")
+    assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
+
+
+def test_a_writer_in_another_container_keeps_its_file(tmp_path):
+    """A process that pretends to be in another container cleans up while this one writes."""
+    code = (
+        "import sys, os; from pathlib import Path; from elude_steer.utils import files;"
+        "files._place = lambda: 'ffffffff'; files._is_running = lambda pid: False;"
+        "files.time.time = lambda now=files.time.time: now() + 3600;"
+        "files.remove_leftovers(Path(sys.argv[1]))"
+    )
+
+    def clean(*_):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+        return 0
+
+    write_file(tmp_path / "a", lambda file: (file.write(b"whole"), clean()))
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    with new_folder(tmp_path / "atlas") as folder:
+        (folder / "x").write_text("whole")
+        clean()
+    assert (tmp_path / "atlas" / "x").read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "atlas"]
+
+
+# Places that cannot be written are noticed before the work
+
+
+def test_a_folder_that_takes_no_files_is_refused_at_once(tmp_path):
+    for place in ("/proc", "/sys"):
+        with pytest.raises(StorageError, match=rf"'{place}' is not writable \("):
+            check_folder(f"{place}/atlas")
+        with pytest.raises(StorageError, match=rf"'{place}' is not writable \("):
+            check_file(f"{place}/report.html", (".html",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mounted_disk_cannot_be_replaced(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(files.Path, "is_mount", lambda path: path.name == "disk")
+    with pytest.raises(
+        StorageError, match=r"'.*disk' is a mounted disk, which cannot be replaced; give a new folder in"
+    ):
+        check_folder(tmp_path / "disk", replaced=True)
+    assert check_folder(tmp_path / "disk") == tmp_path / "disk"
+    assert check_folder(tmp_path / "disk" / "atlas", replaced=True)
+
+
+@pytest.mark.parametrize("check", [check_folder, lambda path: check_file(path, (".html",))])
+def test_a_path_with_a_nul_is_refused(check):
+    with pytest.raises(StorageError, match=r"'a\\x00b.html' is not the path of a"):
+        check("a\0b.html")
+
+
+def test_a_full_disk_that_safetensors_reports_is_told_in_one_line(tmp_path):
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    message = r"no room left while writing '.*checkpoint'"
+    with pytest.raises(StorageError, match=message), new_folder(tmp_path / "checkpoint"):
+        raise SafetensorError(text)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_reported_in_one_line(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elude_steer.errors import EludeSteerError, ProcessError, SpecError
+from elude_steer.utils import parallel
 from elude_steer.utils.parallel import WorkerGroup, launch, worker_group
 
 
@@ -108,6 +109,27 @@ def test_a_killed_process_ends_the_others_with_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "process 2 of 2 was ended by SIGKILL; the others were stopped too." in done.stdout
     assert time.monotonic() - start < 50
+
+
+def test_the_cause_of_a_killed_process_is_not_hidden_by_the_errors_of_the_others(tmp_path):
+    """The first and the last fail with the text of a broken connection, because the second was killed."""
+    for rank in (0, 2):
+        (tmp_path / f"{rank}.txt").write_text("unexpected RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed")
+    fail, kill = "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"
+    children = [subprocess.Popen([sys.executable, "-c", code]) for code in (fail, kill, fail)]
+    for child in children:
+        child.wait()
+    with pytest.raises(ProcessError, match=r"^process 2 of 3 was ended by SIGKILL; the others were stopped too"):
+        parallel._wait_for(children, tmp_path)
+
+
+def test_a_broken_barrier_is_told_without_the_text_of_gloo(monkeypatch):
+    def fail():
+        raise RuntimeError("[/pytorch/third_party/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    monkeypatch.setattr(parallel.torch.distributed, "barrier", fail)
+    with pytest.raises(ProcessError, match=r"^another of the processes has ended; finished work is kept"):
+        WorkerGroup(0, 2).barrier()
 
 
 def test_a_process_stops_if_the_one_that_started_it_has_ended(monkeypatch):

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +206,7 @@ def _read_annotations(path: Path) -> list[_AnnotatedImage]:
         names = {row["id"]: str(row["name"]).lower() for row in content["categories"]}
         unknown = sorted(name for name in names.values() if not classes.get(name))
         if unknown:
-            raise SpecError(f"'{path}' has a category '{unknown[0]}', which is none of COCO's 80 classes.")
+            raise SpecError(f"'{path}' has a category '{unknown[0][:60]}', which is none of COCO's 80 classes.")
         areas: defaultdict[Any, Counter[str]] = defaultdict(Counter)
         for row in content["annotations"]:
             areas[row["image_id"]][classes[names[row["category_id"]]]] += row["area"]
@@ -214,12 +214,24 @@ def _read_annotations(path: Path) -> list[_AnnotatedImage]:
         for row in content["images"]:
             by_class, min_area = areas[row["id"]], LARGE * row["width"] * row["height"]
             large = sum(area >= min_area for area in by_class.values())
-            images.append(_AnnotatedImage(str(row["file_name"]), frozenset(by_class), large))
-    except (KeyError, TypeError) as error:
+            images.append(_AnnotatedImage(plain_name(row["file_name"], path), frozenset(by_class), large))
+    except (KeyError, TypeError, OverflowError) as error:
         raise SpecError(
-            f"'{path}' is no COCO instances file: an entry is malformed ({error!r}); {_EXPECTED}."
+            f"'{path}' is no COCO instances file: an entry is malformed ({repr(error)[:80]}); {_EXPECTED}."
         ) from error
     return sorted(images)
+
+
+def plain_name(name: Any, path: Path) -> str:
+    """The name of an image in a file of annotations; raise if it leaves the folder of the images, or is no name."""
+    text = name if isinstance(name, str) else ""
+    parts = PurePath(text).parts
+    shown = "".join(letter if letter.isprintable() else "?" for letter in str(name)[:60])
+    if not parts or not text.isprintable() or any(len(part.encode()) > 255 for part in parts) or len(text) > 1000:
+        raise SpecError(f"'{path}' has an image '{shown}', which is not the name of a file; give names that are.")
+    if PurePath(text).is_absolute() or ".." in parts:
+        raise SpecError(f"'{path}' names the image '{shown}', which lies outside its folder; give names inside it.")
+    return text
 
 
 def read_json_lists(path: Path, keys: Sequence[str], example: str) -> dict[str, Any]:
@@ -237,6 +249,8 @@ def read_json_lists(path: Path, keys: Sequence[str], example: str) -> dict[str, 
         raise SpecError(f"'{path}' cannot be read: {error.strerror or error}; {expected}.") from error
     except ValueError as error:  # not JSON, or not even text
         raise SpecError(f"'{path}' is not JSON; {expected}.") from error
+    except RecursionError as error:
+        raise SpecError(f"'{path}' is nested too deeply; {expected}.") from error
     for key in keys:
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
             raise SpecError(f"'{path}' has no list '{key}'; {expected}.")

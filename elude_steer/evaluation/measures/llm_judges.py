@@ -38,6 +38,7 @@ PROMPT = (
     '{"reason_a": "...", "reason_b": "...", "answer": "A" or "B"}'
 )
 _GIVE_UP = 3  # failed calls in a row after which a judge is not asked any more
+_MAX_REPLY, _MAX_DEPTH = 20_000, 50  # characters and nested brackets; a reply of 256 tokens has far fewer
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ def make_grid(images: Sequence[Any]) -> Image.Image:
 
 def read_answer(text: str) -> str | None:
     """A or B, from the last JSON object in a text that says so; None where there is none."""
+    if _is_excessive(text or ""):
+        return None
     decoder, answer, start = json.JSONDecoder(), None, (text or "").find("{")
     while start >= 0:
         try:
@@ -152,6 +155,15 @@ def read_answer(text: str) -> str | None:
                 answer = letter.strip().upper()
         start = text.find("{", end)
     return answer
+
+
+def _is_excessive(text: str) -> bool:
+    """Whether a reply is longer or nested more deeply than any answer."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[][{}]", text[:_MAX_REPLY]):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return len(text) > _MAX_REPLY or deepest > _MAX_DEPTH
 
 
 def ask_judges(
@@ -203,17 +215,21 @@ def ask_judges(
         presented = images[pair][::-1] if swap else images[pair]
         try:
             text = _call(clients[judge], judges[judge].model, presented)
-        except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (openai.OpenAIError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             with lock:
                 failed[judge] += 1
                 if failed[judge] == _GIVE_UP:
                     cause = str(error).splitlines()[0] if str(error) else type(error).__name__
                     if not isinstance(error, openai.OpenAIError):  # an HTML page, or other JSON
-                        cause = f"it does not reply as a chat endpoint ({cause}); is the URL right? Most end in /v1"
+                        cause = (
+                            f"it does not reply as a chat endpoint ({cause[:200]}); is the URL right? Most end in /v1"
+                        )
                     log(f"judge '{judges[judge].model}' at {judges[judge].url} is not asked any more: {cause}")
             return
         failed[judge] = 0
         write_file(path(question), lambda file: file.write(json.dumps({"text": text}).encode()))
+
+    problems: list[Exception] = []
 
     def work() -> None:
         while not stopped.is_set():
@@ -221,7 +237,11 @@ def ask_judges(
                 question = next(waiting, None)
             if question is None:
                 return
-            ask(question)
+            try:
+                ask(question)
+            except Exception as error:  # noqa: BLE001 - raised again below: a full disk, for example
+                problems.append(error)
+                stopped.set()
             bar.update()
 
     # Daemon threads end with the process: an endpoint that hangs must not block a user who gives up.
@@ -237,6 +257,8 @@ def ask_judges(
         bar.close()
         for client in clients:
             client.close()
+    if problems:
+        raise problems[0]
     answers, names = [], judge_names(judges)
     for judge, pair, swap in questions:
         text = _load_reply(path((judge, pair, swap)))
@@ -263,12 +285,15 @@ def check_judges(judges: Sequence[Judge]) -> Any:
 def _load_reply(path: Path) -> str | None:
     """A stored reply; None where there is none. A damaged file is deleted, so that the question is asked again."""
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["text"])
+        text = json.loads(path.read_text(encoding="utf-8"))["text"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = None
+    if not isinstance(text, str) or _is_excessive(text):
         path.unlink()
         return None
+    return text
 
 
 def _find_key(judge: Judge) -> str:
@@ -296,7 +321,10 @@ def _call(client: Any, model: str, images: Sequence[str]) -> str:
     )
     if not reply.choices:
         raise ValueError("the reply has no choices")
-    return str(reply.choices[0].message.content or "")
+    text = str(reply.choices[0].message.content or "")
+    if _is_excessive(text):  # raised, so that it is not stored
+        raise ValueError(f"the reply is too long or nested too deeply ({len(text):,} characters)")
+    return text
 
 
 def rank_methods(

@@ -254,3 +254,41 @@ def test_a_broken_image_is_reported_when_it_is_used(small):
     case.source.write_bytes(b"not an image")
     with pytest.raises(ImageError, match=rf"{case.source.name}' cannot be read as an image"):
         _ = case.image
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../secret.png", r"names the image '../secret.png', which lies outside its folder"),
+        ("/etc/passwd", "lies outside its folder"),
+        ("a/../../b.png", "lies outside its folder"),
+        ("x" * 5000, "which is not the name of a file"),
+        ("a\0b.png", r"an image 'a\?b.png', which is not the name of a file"),
+        ("\ud800.png", "which is not the name of a file"),
+        ("", "which is not the name of a file"),
+        (5, "has an image '5', which is not the name of a file"),
+    ],
+)
+def test_names_outside_the_folder_and_no_names_are_refused(small, name, message):
+    annotations, images = small
+    content = json.loads(annotations.read_text())
+    content["images"][0]["file_name"] = name
+    annotations.write_text(json.dumps(content))
+    with pytest.raises(SpecError, match=message) as caught:
+        coco_world(annotations, images)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"images": ' * 50_000])
+def test_deeply_nested_annotations_are_refused(small, content):
+    small[0].write_text(content)
+    with pytest.raises(SpecError, match="nested too deeply"):
+        coco_world(*small)
+
+
+def test_numbers_that_no_image_has_are_refused(small):
+    content = json.loads(small[0].read_text())
+    content["images"][0]["width"] = 10**400
+    small[0].write_text(json.dumps(content))
+    with pytest.raises(SpecError, match="an entry is malformed"):
+        coco_world(*small)

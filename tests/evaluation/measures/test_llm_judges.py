@@ -10,7 +10,8 @@ import time
 import pytest
 from PIL import Image
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import SpecError, StorageError
+from elude_steer.evaluation.measures import llm_judges
 from elude_steer.evaluation.measures.llm_judges import (
     CELL,
     Answer,
@@ -268,3 +269,48 @@ def test_confirm_can_stop_before_the_first_question(tmp_path):
     with Server(prefers_red) as server, pytest.raises(SpecError, match="4 calls"):
         ask_judges([Judge("one", server.url)], pairs(2), tmp_path, confirm=no)
     assert not server.asked
+
+
+NESTED = '{"a": ' * 3000
+
+
+@pytest.mark.parametrize("text", [NESTED, "[" * 100_000, '{"answer": "A"}' + "x" * 30_000, '{"a":[' * 60])
+def test_excessive_replies_contain_no_answer(text):
+    assert read_answer(text) is None
+
+
+def test_excessive_replies_are_not_stored(tmp_path):
+    lines = []
+    with Server(lambda *_: NESTED) as server:
+        answers = ask_judges([Judge("j", server.url)], pairs(2), tmp_path, log=lines.append, retries=0)
+    assert answers == [] and list(tmp_path.iterdir()) == []
+    assert len(lines) == 1 and "the reply is too long or nested too deeply" in lines[0]
+
+
+def test_a_body_that_is_nested_deeply_is_a_failure_of_the_judge(tmp_path):
+    lines = []
+    with Server(lambda *_: b"[" * 200_000) as server:
+        answers = ask_judges([Judge("j", server.url)], pairs(2), tmp_path, log=lines.append, retries=0)
+    assert answers == [] and len(lines) == 1
+
+
+@pytest.mark.parametrize("content", [json.dumps({"text": NESTED}), '{"text": ' + "[" * 100_000, '{"text": 5}'])
+def test_excessive_replies_of_earlier_runs_are_asked_again(tmp_path, content):
+    with Server(prefers_red) as server:
+        judge = Judge("j", server.url)
+        ask_judges([judge], pairs(1), tmp_path)
+        for path in tmp_path.iterdir():
+            path.write_text(content)
+        asked = sum(server.asked.values())
+        answers = ask_judges([judge], pairs(1), tmp_path)
+        assert sum(server.asked.values()) == 2 * asked
+    assert [answer.winner is not None for answer in answers] == [True, True]
+
+
+def test_a_full_disk_while_asking_ends_the_run_in_one_line(tmp_path, monkeypatch):
+    def fail(path, write):
+        raise StorageError("no room left")
+
+    monkeypatch.setattr(llm_judges, "write_file", fail)
+    with Server(prefers_red) as server, pytest.raises(StorageError, match="no room left"):
+        ask_judges([Judge("j", server.url)], pairs(1), tmp_path)
