@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -102,6 +102,11 @@ def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Prefix:
     """Run the images through the tower up to the target layer."""
     with vlm.use_threads():
         return _run_prefix(vlm, images, prompt)
+
+
+def change_prompt(vlm: Vlm, prefix: Prefix, images: Sequence[Any], prompts: Sequence[str]) -> Prefix:
+    """The prefix of the same images with another prompt for each of them; the tower does not run again."""
+    return replace(prefix, inputs=vlm.inputs(images, prompts))
 
 
 def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str) -> Prefix:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits.caption_reader import CaptionReader
 
 LARGE = 0.01  # share of the image; captions seldom mention smaller objects
@@ -72,6 +73,23 @@ def _find_reader(names: Iterable[str]) -> CaptionReader:
     if all(coco_reader().concepts.get(name) for name in names):
         return coco_reader()
     return CaptionReader("\n".join(f"{name}:" for name in names))
+
+
+def existing_images(images: Sequence[AnnotatedImage], folder: Path, source: Path) -> list[AnnotatedImage]:
+    """Those of the images of a file of instances that are in the folder; raises if none is, warns if some are not."""
+    found = [image for image in images if (folder / image.file).is_file()]
+    if images and not found:
+        raise ImageError(
+            f"none of the {len(images)} images of '{source.name}', such as '{min(images).file}', is in folder "
+            f"'{folder}'; give the folder of the same year and split."
+        )
+    if len(found) < len(images):
+        warnings.warn(
+            f"{len(images) - len(found)} images of '{source.name}' are not in folder '{folder}' and were left out.",
+            EludeSteerWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def read_captions(path: Path) -> dict[str, list[str]]:

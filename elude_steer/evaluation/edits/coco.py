@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from pathlib import Path
 
 import numpy as np
 
-from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
-from elude_steer.evaluation.edits.annotations import AnnotatedImage, coco_reader, read_instances
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.evaluation.edits.annotations import coco_reader, existing_images, read_instances
 from elude_steer.evaluation.edits.benchmark import Case, Reading, World
 
 
@@ -40,26 +39,8 @@ def coco_world(
         raise SpecError(
             f"no image of '{source}' shows {min_classes} classes on 1 % of its area each; lower min_classes."
         )
-    chosen: list[AnnotatedImage] = []
-    absent = 0
-    for number in np.random.default_rng(seed).permutation(len(suitable)):
-        if len(chosen) == limit:
-            break
-        if (folder / suitable[number].file).is_file():
-            chosen.append(suitable[number])
-        else:
-            absent += 1
-    if not chosen:
-        raise ImageError(
-            f"none of the {len(suitable)} images of '{source.name}', such as '{suitable[0].file}', is in folder "
-            f"'{folder}'; give the folder of the same year and split."
-        )
-    if absent:
-        warnings.warn(
-            f"{absent} images of '{source.name}' are not in folder '{folder}' and were left out.",
-            EludeSteerWarning,
-            stacklevel=2,
-        )
+    shuffled = [suitable[number] for number in np.random.default_rng(seed).permutation(len(suitable))]
+    chosen = existing_images(shuffled, folder, source)[:limit]
     # The name is part of the keys of cached work, so other images must give another name.
     content = repr([(image.file, sorted(image.objects)) for image in chosen])
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
