@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ def erasing_rows(
     if options.controls:
         rows.append(_random_row(steerer, plus, settings, options.seed))
         for other in known_words(steerer, [name for name in classes if name not in taken], settings, limit=1):
-            plan = _make_plan(steerer, (other,), plus, settings)
-            rows.append(Row(f"another word ({other})", steerer, lambda _: plan))
+            rows.append(
+                Row(f"another word ({other})", steerer, partial(_replace_words, steerer, other, plus, settings))
+            )
     return rows
 
 
@@ -73,15 +75,16 @@ def sparing_rows(steerer: Steerer[Atlas], options: BenchmarkOptions) -> list[Row
         steerer: the model and its atlas.
         options: the edit, the seed, and whether there are controls.
     """
-    settings = dict(options.settings)
-    rows = [Row(UNSTEERED, steerer, lambda _: None), _edit_row(EDIT, steerer, (), options.settings)]
-    if options.controls:
-        if find_mode(steerer, settings) == "place" and not settings.get("force"):
-            settings["force"] = True
-            rows.append(_edit_row(f"edit, {UNGATED}", steerer, (), settings))
-        random = _random_row(steerer, (), settings, options.seed)
-        rows.append(replace(random, name=f"{random.name}, {UNGATED}") if settings.get("force") else random)
-    return rows
+    settings = options.settings
+    rows = [Row(UNSTEERED, steerer, lambda _: None), _edit_row(EDIT, steerer, (), settings)]
+    if not options.controls:
+        return rows
+    if find_mode(steerer, settings) != "place":
+        return [*rows, _random_row(steerer, (), settings, options.seed)]
+    forced = {**settings, "force": True}
+    random = _random_row(steerer, (), forced, options.seed)
+    ungated = _edit_row(f"{EDIT}, {UNGATED}", steerer, (), forced)
+    return [*rows, ungated, replace(random, name=f"{random.name}, {UNGATED}")]
 
 
 def find_mode(steerer: Steerer[Any], settings: Mapping[str, Any]) -> str:
@@ -107,6 +110,13 @@ def known_words(
 
 def _make_plan(steerer: Steerer[Any], minus: Words, plus: Sequence[str], settings: Mapping[str, Any]) -> Plan:
     return steerer.prepare_plan(list(minus), list(plus), settings=settings)[0]
+
+
+def _replace_words(
+    steerer: Steerer[Any], other: str, plus: Sequence[str], settings: Mapping[str, Any], _minus: Words
+) -> Plan:
+    """The plan that removes another word, whatever is to be removed."""
+    return _make_plan(steerer, (other,), plus, settings)
 
 
 def _edit_row(name: str, steerer: Steerer[Any], plus: Sequence[str], settings: Mapping[str, Any]) -> Row:
