@@ -55,7 +55,7 @@ MISTAKES = [
     ("build llava-onevision-0.5b", "leaves the probing images open"),
     ("build toyland --images nowhere", "there is no folder or file 'nowhere' with images"),
     ("benchmark chair --coco none.json made --minus dog", "there is no file 'none.json' with COCO's annotations"),
-    ("benchmark chair --coco coco/captions.json coco --minus dog", "has no list 'categories'; give one such as"),
+    ("benchmark pope --coco coco/captions.json coco --minus dog", "has no list 'categories'; give one such as"),
     (
         "benchmark chair --coco coco/plain.json coco --minus dog",
         "there is no file of captions beside 'coco/plain.json'",

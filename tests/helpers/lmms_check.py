@@ -47,9 +47,7 @@ def process_results(doc, results):
     return {"names_dog": float("dog" in results[0].split())}
 """
 # As `python -m lmms_eval`, with the operators that a torchvision for CUDA lacks beside a torch for CPUs.
-RUNNER = (
-    "from checks import register_missing_operators as r; r(); from lmms_eval.__main__ import cli_evaluate as m; m()"
-)
+RUNNER = "import checks; checks.register_missing_operators(); from lmms_eval.__main__ import cli_evaluate as m; m()"
 
 
 def prepare(folder):
