@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checks import error_line
+from checks import error_line, register_missing_operators
 
 from elude_steer import toyland
 from elude_steer.steering.steerer import Steerer
@@ -76,11 +76,13 @@ def run_lmms_eval(folder, arguments, name):
     (results,) = out.rglob("*results.json")
     (samples,) = out.rglob("*samples*.jsonl")
     rows = sorted((json.loads(line) for line in samples.read_text().splitlines()), key=lambda row: row["doc_id"])
-    answers = [row["filtered_resps"][0] for row in rows]
+    found = [row["filtered_resps"] for row in rows]
+    answers = [one if isinstance(one, str) else one[0] for one in found]
     return json.loads(results.read_text())["results"]["toyland_dogs"]["names_dog,none"], answers
 
 
 def main():
+    register_missing_operators()
     folder = Path.cwd() / "task"
     folder.mkdir()
     scenes, questions = prepare(folder)
