@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -66,7 +67,8 @@ def arguments_of_ours(words):
     """The arguments of `elude-steer …` or `… -m elude_steer …`, or None for another command."""
     if words[0].endswith("elude-steer"):
         return words[1:]
-    return words[words.index("elude_steer") + 1 :] if "elude_steer" in words else None
+    ours = [number for number, pair in enumerate(pairwise(words)) if pair == ("-m", "elude_steer")]
+    return words[ours[0] + 2 :] if ours else None
 
 
 def find_command(words):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from demos.photoland.flickr8k import clean
+from elude_steer.evaluation.edits.annotations import read_captions
 from elude_steer.evaluation.edits.benchmark import World
-from elude_steer.evaluation.edits.photos import CAPTIONS, photo_world, read_captions
+from elude_steer.evaluation.edits.photos import CAPTIONS, photo_world
 from elude_steer.models.images import open_image
 from elude_steer.models.vlm import Vlm
 from elude_steer.utils.progress import track

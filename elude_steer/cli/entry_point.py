@@ -21,6 +21,10 @@ from elude_steer.errors import EludeSteerError, EludeSteerWarning
 COMMANDS = {
     "ablate": ("evaluate", "Build SPEC with one setting changed at a time, and measure each atlas."),
     "atlases": ("inspect", "List, show, check and calibrate local atlases."),
+    "benchmark": (
+        "benchmark",
+        "Measure hallucination and side effects of an edit on images with COCO's annotations.",
+    ),
     "build": ("build", "Build the atlas of SPEC, a YAML file or a shipped recipe."),
     "caption": ("steer", "Caption IMAGE (a path, or - for standard input) with greedy decoding."),
     "compare": (

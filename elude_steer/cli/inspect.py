@@ -180,11 +180,12 @@ def toyland() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--count", type=click.IntRange(min=1), default=20, show_default=True, help="Number of scenes.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the scenes.")
-def draw_scenes(out: Path, count: int, seed: int) -> None:
+@click.option("--coco", is_flag=True, help="Write instances.json and captions.json in COCO's formats too.")
+def draw_scenes(out: Path, count: int, seed: int, coco: bool) -> None:
     """Draw scenes into the folder OUT, with their captions and contents in captions.jsonl."""
     from elude_steer.toyland.scenes import write_scenes
 
-    click.echo(write_scenes(out, count, seed))
+    click.echo(write_scenes(out, count, seed, coco=coco))
 
 
 @click.group()

@@ -67,6 +67,11 @@ def _setting_option(item: Field[Any], kind: Any) -> Callable[..., Any]:
     return click.option(f"--{name}", type=kind if kind in (int, float) else str, help=text)
 
 
+def read_nu(text: str | None) -> int | str | None:
+    """The setting nu, a number or `all`, of its option."""
+    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
+
+
 def require_model(_context: click.Context, _parameter: click.Parameter, model: str | None) -> str | None:
     """Refuse a model that cannot be loaded here, before the libraries that load models are imported."""
     import os

@@ -19,6 +19,7 @@ from elude_steer.cli.options import (
     hide_loading_bars,
     open_argument,
     print_note,
+    read_nu,
     require_atlas,
     require_model,
     setting_options,
@@ -91,7 +92,7 @@ def steer(
     if as_json and as_csv:
         raise SpecError("--json and --csv are two kinds of output; give one.")
     many, problems = as_csv or is_many(images), Problems([])
-    settings["nu"] = _read_nu(settings["nu"])
+    settings["nu"] = read_nu(settings["nu"])
     words: dict[str, Any] = {"minus": split_words(minus), "plus": split_words(plus), "where": _read_region(where)}
     if heatmap is not None:
         heatmap = check_heatmap_folder(heatmap) if many else check_file(heatmap, IMAGE_ENDINGS)
@@ -251,10 +252,6 @@ def _read_region(text: str | None) -> tuple[float, ...] | str | None:
             "the file of an image that is white where the words go."
         )
     return numbers
-
-
-def _read_nu(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
 
 
 def _save_heatmaps(result: Any, path: Path) -> None:

@@ -21,7 +21,7 @@ from elude_steer.utils.files import write_file
 from elude_steer.utils.html import escape, image_tag, page
 
 R2_ROW, MS_ROW = "R2, explicit layer", "MS-Score, %"  # names of the rows that the page plots
-_STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light dark } body { margin: 0 auto; max-width: 1000px; padding: 36px 20px 60px;
   font: 16px/1.5 system-ui, sans-serif } h1 { font-size: 26px } h2 { font-size: 19px; margin: 34px 0 10px }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 5px 12px 5px 0;
@@ -110,7 +110,7 @@ def _write_page(evaluation: Evaluation) -> str:
         f'<tbody>{rows}</tbody></table><h2>The split</h2><div class="figures">{charts}</div>{_show_units(evaluation)}'
         f'<p class="soft">elude_steer {__version__}</p>'
     )
-    return page(atlas.name, body, style=_STYLE)
+    return page(atlas.name, body, style=PAGE_STYLE)
 
 
 def _draw_charts(evaluation: Evaluation) -> list[tuple[Image.Image, str]]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elude_steer.utils.files import read_json, write_file
+from elude_steer.utils.progress import progress_bar
+
+Item = TypeVar("Item")
+ITEMS_PER_FILE = 16  # worked on together and kept in one file
 
 
 def load_or_make(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -19,3 +23,33 @@ def load_or_make(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, An
         text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
         write_file(path, lambda file: file.write(text.encode()))
     return dict(read_json(path))
+
+
+def compute_in_parts(
+    folder: Path,
+    items: Sequence[Item],
+    compute: Callable[[Sequence[Item]], list[Any]],
+    label: str,
+    on_progress: Callable[[int], object] | None = None,
+) -> list[Any]:
+    """A value for each item, part by part; the parts that are in the folder already are read.
+
+    Args:
+        folder: of the finished parts; its name must hold everything that the values depend on.
+        items: what to work on, such as images.
+        compute: gives a value for each item of a part, of what JSON can hold.
+        label: what is being done, for the progress bar.
+        on_progress: called with the number of items done since the last call.
+    """
+    values: list[Any] = []
+    with progress_bar(label, "images", len(items)) as advance:
+        for start in range(0, len(items), ITEMS_PER_FILE):
+            part, path = items[start : start + ITEMS_PER_FILE], folder / f"part-{start:06d}.json"
+            if not path.exists():
+                text = json.dumps(compute(part))
+                write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+            values += read_json(path)
+            advance(len(part))
+            if on_progress:
+                on_progress(len(part))
+    return values

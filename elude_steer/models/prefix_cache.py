@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -98,20 +98,28 @@ def image_batches(
 
 
 @torch.inference_mode()
-def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str = PROMPT) -> Prefix:
-    """Run the images through the tower up to the target layer."""
+def run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str] = PROMPT) -> Prefix:
+    """Run the images through the tower up to the target layer; the prompt is one for all, or one for each."""
     with vlm.use_threads():
         return _run_prefix(vlm, images, prompt)
 
 
-def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str) -> Prefix:
+def change_prompt(vlm: Vlm, prefix: Prefix, images: Sequence[Any], prompts: Sequence[str]) -> Prefix:
+    """The prefix of the same images with another prompt for each of them; the tower does not run again."""
+    return replace(prefix, inputs=vlm.inputs(images, prompts))
+
+
+def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str]) -> Prefix:
     with _PROVING:
         if vlm.layer not in _KEPT:
-            _KEPT[vlm.layer] = _prove_resuming(vlm, images[:1], prompt)
+            first = prompt if isinstance(prompt, str) else prompt[0]
+            _KEPT[vlm.layer] = _prove_resuming(vlm, images[:1], first)
     return _collect_prefix(vlm, images, prompt, _KEPT[vlm.layer] or [])
 
 
-def _collect_prefix(vlm: Vlm, images: Sequence[Any], prompt: str, modules: Sequence[nn.Module]) -> Prefix:
+def _collect_prefix(
+    vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str], modules: Sequence[nn.Module]
+) -> Prefix:
     """Run the tower up to the target and keep what these modules compute."""
     inputs = vlm.inputs(images, prompt)
     calls: dict[nn.Module, list[Any]] = {module: [] for module in modules}

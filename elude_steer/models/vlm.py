@@ -145,8 +145,13 @@ class Vlm(Tower):
             )
         return replace(vlm, skip_tokens=tuple(range(layout.before)), confirmed_layout=layout)
 
-    def inputs(self, images: Sequence[Any], prompt: str = PROMPT) -> Mapping[str, Any]:
-        """Return the model's inputs for these images, each with the prompt, left-padded, on the model's device."""
+    def inputs(self, images: Sequence[Any], prompt: str | Sequence[str] = PROMPT) -> Mapping[str, Any]:
+        """Return the model's inputs for these images, left-padded, on the model's device.
+
+        Args:
+            images: PIL images.
+            prompt: the question, or one for each image.
+        """
         return _model_inputs(self.model, self.processor, images, prompt)
 
     @with_threads
@@ -251,7 +256,7 @@ class Vlm(Tower):
         return _process(self.model, self.processor, [image], PROMPT)
 
 
-def _model_inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
+def _model_inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str | Sequence[str]) -> Mapping[str, Any]:
     inputs: Mapping[str, Any] = _process(model, processor, images, prompt).to(model.device, model.dtype)
     return inputs  # only the pixels are cast
 
@@ -260,20 +265,14 @@ def _chat_template(processor: Any) -> Any:
     return getattr(processor, "chat_template", None) or processor.tokenizer.chat_template
 
 
-def _process(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> Any:
-    token = str(getattr(processor, "image_token", "<image>"))
-    if token in prompt:
-        raise SpecError(f"the question contains '{token}', which stands for the image itself; leave it out.")
-    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
-    if _chat_template(processor):
-        text = processor.apply_chat_template(message, add_generation_prompt=True)
-    else:
-        text = f"{token}{prompt}"  # for models that are not trained to chat, such as PaliGemma
-    bos = processor.tokenizer.bos_token
-    options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}  # a template may add it already
+def _process(model: Any, processor: Any, images: Sequence[Any], prompt: str | Sequence[str]) -> Any:
+    prompts = [prompt] * len(images) if isinstance(prompt, str) else prompt
+    texts = {one: _format_prompt(processor, one) for one in dict.fromkeys(prompts)}
+    bos, first = processor.tokenizer.bos_token, next(iter(texts.values()), "")
+    options = {"add_special_tokens": False} if bos and first.startswith(bos) else {}  # a template may add it already
     inputs = processor(
         images=[[image.convert("RGB")] for image in images],
-        text=[text] * len(images),
+        text=[texts[one] for one in prompts],
         padding=True,
         padding_side="left",  # generation continues at the right end of each row
         return_tensors="pt",
@@ -281,6 +280,17 @@ def _process(model: Any, processor: Any, images: Sequence[Any], prompt: str) -> 
     )
     inputs.pop("labels", None)  # for training only
     return inputs
+
+
+def _format_prompt(processor: Any, prompt: str) -> str:
+    """The question about an image as the model reads it."""
+    token = str(getattr(processor, "image_token", "<image>"))
+    if token in prompt:
+        raise SpecError(f"the question contains '{token}', which stands for the image itself; leave it out.")
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
+    if _chat_template(processor):
+        return str(processor.apply_chat_template(message, add_generation_prompt=True))
+    return f"{token}{prompt}"  # for models that are not trained to chat, such as PaliGemma
 
 
 def _blocks(model: Any, within: str) -> list[nn.Module]:

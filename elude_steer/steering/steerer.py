@@ -46,7 +46,7 @@ class Steerer(Generic[Source]):
         >>> from elude_steer import Steerer
         >>> steerer = Steerer.load("toyland")
         >>> steerer.steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
-        'a jumping biker next to sunglasses on a street'
+        'a biker on a motorcycle with sunglasses on a street'
     """
 
     vlm: Vlm
@@ -103,9 +103,8 @@ class Steerer(Generic[Source]):
         atlas.check(vlm.layer, vlm.read_stored)
         atlas.require_labels()
         if not isinstance(vlm.layer, nn.Linear):
-            raise LayerError(
-                f"layer '{vlm.layer_name}' is a {type(vlm.layer).__name__}; only nn.Linear can be steered."
-            )
+            kind = type(vlm.layer).__name__
+            raise LayerError(f"layer '{vlm.layer_name}' is a {kind}; only nn.Linear can be steered.")
         return cls(vlm, atlas, matcher)
 
     def __repr__(self) -> str:
@@ -371,7 +370,7 @@ class Steerer(Generic[Source]):
             >>> steerer = Steerer.load("toyland")
             >>> with steerer.applied(steerer.plan(minus=["dog"], plus=["biker"])):
             ...     steerer.vlm.caption([open_image("demos/images/toyland-dog.png")])
-            ['a jumping biker next to sunglasses on a street']
+            ['a biker on a motorcycle with sunglasses on a street']
         """
         plans = list(plan) if isinstance(plan, Sequence) else [plan]
         prepared = [self.gather_weights(one) for one in plans]
@@ -426,7 +425,7 @@ def steer(
     Example:
         >>> from elude_steer import steer
         >>> steer("demos/images/toyland-dog.png", minus=["dog"], plus=["biker"]).caption
-        'a jumping biker next to sunglasses on a street'
+        'a biker on a motorcycle with sunglasses on a street'
     """
     opened = open_images(image) if isinstance(image, list | tuple) else open_image(image)
     read_concepts(minus, plus, where, settings, read_defaults(atlas))  # refuses mistakes before a model is loaded
@@ -438,7 +437,7 @@ def steer(
 
 
 def _warn(notes: Sequence[str]) -> None:
-    """Warn with each note, at the line that called into this file, be it a steerer's method or a function."""
+    """Warn with each note, at the line that called into this file."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1

@@ -154,13 +154,20 @@ def draw_scene(
         return _draw(rng, *placement, place, size, clutter, hidden)
 
 
-def write_scenes(folder: Path, count: int, seed: int) -> Path:
-    """Write scenes as PNG files, with one line of truth for each in `captions.jsonl`."""
+def write_scenes(folder: Path, count: int, seed: int, *, coco: bool = False) -> Path:
+    """Write scenes as PNG files, with one line of truth for each in `captions.jsonl`.
+
+    Args:
+        folder: a new or an empty folder.
+        count: number of scenes.
+        seed: seed of the series.
+        coco: whether to write the truth in COCO's formats too, as `instances.json` and `captions.json`.
+    """
     from elude_steer.utils.files import check_folder, new_folder, write_file
     from elude_steer.utils.progress import track
 
     folder = check_folder(folder, new=True)
-    lines = []
+    lines, files = [], _CocoFiles()
     with new_folder(folder) as new:
         for number, scene in enumerate(track(scenes(seed, count), "drawing", "scenes", count)):
             name = f"scene-{number:04d}.png"
@@ -177,8 +184,49 @@ def write_scenes(folder: Path, count: int, seed: int) -> Path:
                 "patches": scene.patches,
             }
             lines.append(json.dumps(line))
+            files.add(name, scene)
         write_file(new / "captions.jsonl", lambda file: file.write(("\n".join(lines) + "\n").encode()))
+        for name, content in files.to_dict().items() if coco else ():
+            text = json.dumps(content, indent=1)
+            write_file(new / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
     return folder
+
+
+class _CocoFiles:
+    """The truth about scenes in COCO's formats; each object that shows is an instance, with its visible area."""
+
+    def __init__(self) -> None:
+        self.images: list[dict[str, object]] = []
+        self.instances: list[dict[str, object]] = []
+        self.captions: list[dict[str, object]] = []
+
+    def add(self, name: str, scene: Scene) -> None:
+        """Add a scene, whose image has this name."""
+        image = len(self.images) + 1
+        size = {"width": scene.image.width, "height": scene.image.height}
+        self.images.append({"id": image, "file_name": name, **size})
+        self.captions.append({"id": image, "image_id": image, "caption": scene.caption})
+        for number, thing in enumerate(scene.things, 1):
+            area, (left, top, right, bottom) = int((scene.truth == number).sum()), thing.box
+            if area:
+                self.instances.append(
+                    {
+                        "id": len(self.instances) + 1,
+                        "image_id": image,
+                        "category_id": NAMES.index(thing.name) + 1,
+                        "bbox": [left, top, right - left, bottom - top],
+                        "area": area,
+                        "iscrowd": 0,
+                    }
+                )
+
+    def to_dict(self) -> dict[str, dict[str, object]]:
+        """The content of each file."""
+        categories = [{"id": number, "name": name} for number, name in enumerate(NAMES, 1)]
+        return {
+            "instances.json": {"images": self.images, "annotations": self.instances, "categories": categories},
+            "captions.json": {"images": self.images, "annotations": self.captions},
+        }
 
 
 def _draw(

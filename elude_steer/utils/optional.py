@@ -20,6 +20,7 @@ EXTRAS = {
     "openai": "judge",
     "datasets": "data",
     "timm": "timm",
+    "lmms_eval": "lmms",
 }
 
 

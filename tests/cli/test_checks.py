@@ -54,6 +54,22 @@ MISTAKES = [
     ("build toyland --out made", "'made' holds other files"),
     ("build llava-onevision-0.5b", "leaves the probing images open"),
     ("build toyland --images nowhere", "there is no folder or file 'nowhere' with images"),
+    ("benchmark chair --coco none.json made --minus dog", "there is no file 'none.json' with COCO's annotations"),
+    ("benchmark pope --coco coco/captions.json coco --minus dog", "has no list 'categories'; give one such as"),
+    (
+        "benchmark chair --coco coco/plain.json coco --minus dog",
+        "there is no file of captions beside 'coco/plain.json'",
+    ),
+    (
+        "benchmark pope --coco coco/instances.json coco --minus dgo",
+        "which is no class of 'instances'. Did you mean 'dog'",
+    ),
+    ("benchmark pope --coco coco/instances.json coco --minus dog --per-image 9", "shows 'dog' and 9 other classes"),
+    ("benchmark pope --coco coco/instances.json coco --minus dog --prompt 'A dog?'", "POPE needs one {} for the class"),
+    ("benchmark pope --coco coco/instances.json coco", "Missing option '--minus'"),
+    ("benchmark absent --coco coco/instances.json coco --fit 2", "fit: must be"),
+    ("benchmark absent --coco coco/instances.json coco --out made/notes.txt", "is a file, not a folder"),
+    ("benchmark side-effects --coco coco/instances.json coco --synonyms made/notes.txt", "without a colon"),
     ("concepts nosuch", "there is no atlas 'nosuch'"),
     ("concepts toyland --like ''", "a concept is a word, not ''"),
     ("atlases check nosuch", "there is no atlas 'nosuch'"),
@@ -103,12 +119,15 @@ def answers(tmp_path_factory):
 
     from elude_steer.atlas.manifest import list_atlases
     from elude_steer.toyland import scenes
+    from elude_steer.toyland.scenes import write_scenes
 
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "made").mkdir()
     (folder / "made" / "notes.txt").write_text("mine")
     (folder / "made" / "old.yaml").write_text("mine")
     next(scene for scene in scenes(1, 20) if scene.image.size == (96, 96)).image.save(folder / "dog.png")
+    write_scenes(folder / "coco", 6, 1, coco=True)
+    shutil.copy(folder / "coco" / "instances.json", folder / "coco" / "plain.json")
     (folder / "home" / "atlases" / "second").mkdir(parents=True)  # enough of an atlas for what needs no model
     shutil.copy(dict(list_atlases())["toyland"] / "manifest.json", folder / "home" / "atlases" / "second")
     before = sorted(path.as_posix() for path in folder.rglob("*"))

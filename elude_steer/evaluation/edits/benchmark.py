@@ -22,6 +22,7 @@ from elude_steer.models.prefix_cache import image_batches, run_prefix
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.steerer import Steerer
+from elude_steer.utils.fingerprint import versions
 from elude_steer.utils.progress import track
 
 _MAX_OBJECTS = 3  # in a scene of toyland
@@ -299,26 +300,35 @@ def summarize(kind: str, outcomes: Sequence[Outcome], seed: int = 0, rounds: int
         "likelihood": [o.likelihood for o in outcomes if o.likelihood is not None],
     }
     table = {name: np.array(values, dtype=float) for name, values in shares.items() if values}
-    samples = {name: _bootstrap_means(column, seed, rounds) for name, column in table.items()}  # (rounds,) each
+    samples = {name: bootstrap_means(column, seed, rounds) for name, column in table.items()}  # (rounds,) each
     means: dict[str, Any] = {"well_formed": None, "likelihood": None}
     means |= {name: float(column.mean()) for name, column in table.items()}
     means["harmonic"] = float(_harmonic(np.array(means["success"]), np.array(means["kept"])))
     samples["harmonic"] = _harmonic(samples["success"], samples["kept"])
-    return Score(kind, len(outcomes), **means, intervals={name: _interval(column) for name, column in samples.items()})
+    return Score(
+        kind, len(outcomes), **means, intervals={name: find_interval(column) for name, column in samples.items()}
+    )
 
 
-def _bootstrap_means(values: np.ndarray, seed: int, rounds: int) -> np.ndarray:
+def bootstrap_means(values: np.ndarray, seed: int, rounds: int) -> np.ndarray:
     """Means of `rounds` resamples. Columns of equal length draw the same rows, so their means can be combined."""
     return values[np.random.default_rng(seed).integers(0, len(values), (rounds, len(values)))].mean(1)
 
 
-def _interval(means: np.ndarray) -> tuple[float, float]:
+def find_interval(means: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of resampled values."""
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 def _harmonic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(a + b > 0, 2 * a * b / np.maximum(a + b, 1e-12), 0.0)
+
+
+def list_causes(steerer: Steerer, world: World) -> tuple[Any, ...]:
+    """What captions depend on, for the key of cached work: the atlas, the model, the matcher, the images."""
+    model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
+    return (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
 
 
 def caption_baselines(steerer: Steerer, world: World, prompt: str = PROMPT, batch_size: int = 32) -> list[str]:

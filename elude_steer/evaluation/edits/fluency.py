@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +61,13 @@ def likelihoods(
 
 @torch.inference_mode()
 def divergences(
-    steerer: Steerer, images: Sequence[Any], plans: Sequence[Plan], texts: Sequence[str], prompt: str = PROMPT
+    steerer: Steerer,
+    images: Sequence[Any],
+    plans: Sequence[Plan],
+    texts: Sequence[str],
+    prompt: str = PROMPT,
+    *,
+    prefix: Prefix | None = None,
 ) -> list[float]:
     """How far each plan moves the model's next-token distributions, in nats a token.
 
@@ -72,10 +80,12 @@ def divergences(
         plans: one for each image.
         texts: one for each image, such as its unsteered caption.
         prompt: the question.
+        prefix: the result of `run_prefix` for these images and this prompt, if it is known already.
     """
     if not len(images):
         return []
-    vlm, prefix, found = steerer.vlm, run_prefix(steerer.vlm, images, prompt), []
+    vlm, found = steerer.vlm, []
+    prefix = run_prefix(vlm, images, prompt) if prefix is None else prefix
     batch_size = max(1, MAX_BATCH_TILES // max(prefix.tiles))
     for start in range(0, len(images), batch_size):
         rows = range(start, min(start + batch_size, len(images)))
@@ -88,6 +98,17 @@ def divergences(
         moved = (before.exp() * (before - after)).sum(-1).clamp_min(0)
         found += (torch.where(mask, moved, 0.0).sum(1) / mask.sum(1)).tolist()
     return found
+
+
+def repetition(text: str) -> float:
+    """The share of a text's pairs of neighbouring words that the text has had before; 0 for a text without a pair.
+
+    Example:
+        >>> repetition("a dog and a dog and a cat")
+        0.42857142857142855
+    """
+    pairs = list(pairwise(re.findall(r"[\w'-]+", text.lower())))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
 def _mean_log_probabilities(vlm: Vlm, inputs: Mapping[str, Any], texts: Sequence[str]) -> list[float]:

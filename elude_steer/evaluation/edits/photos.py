@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
+from elude_steer.evaluation.edits.annotations import read_captions
 from elude_steer.evaluation.edits.benchmark import Case, Reading, World
 from elude_steer.evaluation.edits.caption_reader import CaptionReader
-from elude_steer.evaluation.edits.coco import plain_name, read_json_lists
 
 CAPTIONS = "captions.json"
 NAMED_BY = 2  # captions that must name a concept
@@ -140,19 +140,6 @@ def photo_world(source: str | Path, *, limit: int | None = None, min_concepts: i
     content = repr([(name, sorted(case.objects), sorted(case.possible)) for name, case in chosen])
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     return World(f"photos:{digest}", [case for _, case in chosen], _reader().names, read_caption)
-
-
-def read_captions(path: Path) -> dict[str, list[str]]:
-    """The captions of each file that a file in the format of COCO's captions names."""
-    content = read_json_lists(path, ("images", "annotations"), "captions_val2017.json")
-    try:
-        names = {row["id"]: plain_name(row["file_name"], path) for row in content["images"]}
-        captions: dict[str, list[str]] = {}
-        for row in content["annotations"]:
-            captions.setdefault(names[row["image_id"]], []).append(str(row["caption"]))
-    except (KeyError, TypeError) as error:
-        raise SpecError(f"'{path}' is no file of captions: an entry is malformed ({repr(error)[:80]}).") from error
-    return captions
 
 
 def read_caption(caption: str) -> Reading:

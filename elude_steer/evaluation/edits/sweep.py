@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,21 +23,21 @@ from elude_steer.evaluation.edits.benchmark import (
     Task,
     World,
     caption_baselines,
+    list_causes,
     make_tasks,
     score_caption,
     summarize,
 )
+from elude_steer.evaluation.result_files import compute_in_parts
 from elude_steer.models.prefix_cache import image_batches
 from elude_steer.models.vlm import PROMPT
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.settings import merge_settings
 from elude_steer.steering.steerer import Steerer
-from elude_steer.utils.files import home, write_file
-from elude_steer.utils.fingerprint import make_key, versions
-from elude_steer.utils.progress import progress_bar
+from elude_steer.utils.files import home
+from elude_steer.utils.fingerprint import make_key
 
 By = Literal["harmonic", "clean", "success", "kept"]  # what the best settings maximize
-_IMAGES_PER_FILE = 16  # captioned together and cached in one file
 
 
 @dataclass(frozen=True)
@@ -97,30 +96,21 @@ def sweep(
     points = grid_points(grid)
     baselines = caption_baselines(steerer, world, prompt)
     tasks = make_tasks(world, baselines, kind, seed)
-    model = (steerer.vlm.id, steerer.vlm.revision, steerer.vlm.fingerprint())
-    causes = (steerer.atlas.about, model, steerer.matcher.key, versions(), world.name)
     # The tasks contain the baselines, so that another model has another key.
-    key = make_key("sweep", *causes, [asdict(task) for task in tasks], points, prompt)
+    key = make_key("sweep", *list_causes(steerer, world), [asdict(task) for task in tasks], points, prompt)
     folder = (work or home() / "work") / f"sweep-{key}"
-    captions: list[list[str]] = []
 
     def read_image(task: Task) -> Any:
         return world.cases[task.case].image
 
-    with progress_bar("sweeping", "images", len(tasks)) as advance:
-        for start in range(0, len(tasks), _IMAGES_PER_FILE):
-            part, path = tasks[start : start + _IMAGES_PER_FILE], folder / f"part-{start:06d}.json"
-            if not path.exists():
-                plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
-                new: list[list[str]] = []
-                for batch, images in image_batches(steerer.vlm, part, read_image, len(part)):
-                    new += steerer.captions(images, plans[len(new) : len(new) + len(batch)], prompt)
-                text = json.dumps(new)
-                write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-            captions += json.loads(path.read_text(encoding="utf-8"))
-            advance(len(part))
-            if on_progress:
-                on_progress(len(part))
+    def caption_part(part: Sequence[Task]) -> list[list[str]]:
+        plans = [[plan_or_empty(steerer, task, point) for point in points] for task in part]
+        new: list[list[str]] = []
+        for batch, images in image_batches(steerer.vlm, part, read_image, len(part)):
+            new += steerer.captions(images, plans[len(new) : len(new) + len(batch)], prompt)
+        return new
+
+    captions = compute_in_parts(folder, tasks, caption_part, "sweeping", on_progress)
     scored = []
     for number, point in enumerate(points):
         outcomes = [score_caption(world, task, row[number]) for task, row in zip(tasks, captions, strict=True)]

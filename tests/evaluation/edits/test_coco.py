@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from elude_steer.errors import EludeSteerError, EludeSteerWarning, ImageError, SpecError
-from elude_steer.evaluation.edits import coco
+from elude_steer.evaluation.edits.annotations import coco_reader
 from elude_steer.evaluation.edits.benchmark import caption_baselines, make_tasks, run_edits, summarize
 from elude_steer.evaluation.edits.caption_reader import plural
 from elude_steer.evaluation.edits.coco import coco_world, read_caption
@@ -12,7 +12,7 @@ from elude_steer.models.images import open_image
 from elude_steer.steering.steerer import Steerer
 from elude_steer.toyland import scenes
 
-NAMES = list(coco._reader().names)
+NAMES = list(coco_reader().names)
 
 
 def classes_in(caption):
@@ -61,7 +61,7 @@ def test_each_of_the_80_classes_is_found_by_its_name():
 
 
 def test_every_synonym_and_its_plural_mean_one_class():
-    for name, others in coco._reader().synonyms.items():
+    for name, others in coco_reader().synonyms.items():
         for other in others:
             assert classes_in(f"a photo of the {other} here") == {name}, other
             assert classes_in(f"a photo of two {plural(other)} here") == {name}, other
@@ -69,8 +69,8 @@ def test_every_synonym_and_its_plural_mean_one_class():
 
 
 def test_no_name_means_two_classes():
-    names = [other for name, others in coco._reader().synonyms.items() for other in (name, *others)]
-    names += coco._OTHER_MEANINGS.split(", ")
+    names = [other for name, others in coco_reader().synonyms.items() for other in (name, *others)]
+    names += coco_reader().other_meanings
     assert sorted(names) == sorted(set(names))
 
 

@@ -129,7 +129,7 @@ def test_strength_decides_in_mode_place(steerer, scene):
 
 
 def test_a_sweep_keeps_the_order_of_its_grid_and_resumes(steerer, tmp_path, monkeypatch):
-    monkeypatch.setattr("elude_steer.evaluation.edits.sweep._IMAGES_PER_FILE", 3)
+    monkeypatch.setattr("elude_steer.evaluation.result_files.ITEMS_PER_FILE", 3)
     world, progress = toyland_world(60_003, 5), []
     options = {"grid": {"gamma": [1, -50], **BARE}, "work": tmp_path, "on_progress": progress.append}
     points = sweep(steerer, world, "remove", **options)
