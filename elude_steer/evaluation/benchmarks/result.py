@@ -19,6 +19,9 @@ from elude_steer.utils.files import write_file
 from elude_steer.utils.html import escape, image_tag, page
 from elude_steer.utils.plotting import data_uri, fit_within
 
+_WIDE_TABLE = """
+body { max-width: 1400px } td.n { white-space: nowrap; font-size: 14px } td .soft { font-size: 12px }
+"""
 _TITLES = {
     "pope": "POPE: asking for what is and is not there",
     "chair": "CHAIR: what captions name that is not there",
@@ -152,7 +155,7 @@ def _write_page(result: BenchmarkResult) -> str:
         f"model on the same images, with its interval.</p>{_show_notes(result.notes)}{_show_examples(result.examples)}"
         f'<p class="soft">{escape(described)}; settings: {escape(settings)}; elude_steer {__version__}.</p>'
     )
-    return page(title, body, style=PAGE_STYLE)
+    return page(title, body, style=PAGE_STYLE + _WIDE_TABLE)
 
 
 def _show_value(value: Value | None) -> str:
