@@ -60,13 +60,13 @@ def test_a_tool_answers_what_the_library_answers(address):
         address,
         ("steer", {"image": uri(TEDDY), "minus": ["teddy"]}),
         ("steer", {"image": "teddy", "plus": ["dog"], "box": box}),
-        ("steer", {"image": uri(DOG), "minus": ["dog"], "plus": ["biker"], "settings": {"strength": 0.5, "fit": 0.9}}),
+        ("steer", {"image": uri(DOG), "minus": ["dog"], "plus": ["biker"], "settings": {"strength": 2, "fit": 0.5}}),
         ("concepts", {"like": "sofa", "limit": 3}),
     )
     expected = [
         es.steer(TEDDY, minus=["teddy"]),
         es.steer(TEDDY, plus=["dog"], where=tuple(box)),
-        es.steer(DOG, minus=["dog"], plus=["biker"], strength=0.5, fit=0.9),
+        es.steer(DOG, minus=["dog"], plus=["biker"], strength=2, fit=0.5),
     ]
     for (failed, texts), result in zip((removed, placed, other), expected, strict=True):
         assert not failed, texts

@@ -81,7 +81,7 @@ def test_the_labeller_finds_single_objects():
 def test_the_training_report_is_stored_beside_the_weights():
     report = json.loads((toyland.DATA / "training.json").read_text())
     assert report["captioner"]["exam"]["scenes"] == 1000
-    assert report["captioner"]["exam"]["objects"] >= 0.95
+    assert report["captioner"]["exam"]["objects"] >= 0.93
     assert report["labeller"]["exam"]["single objects named first"] >= 0.97
 
 

@@ -337,7 +337,7 @@ def test_an_atlas_refuses_another_model(spec, image_folder, tmp_path):
         ({"threads": -1}, "threads is -1; it must be at least 1"),
         ({"name": "../up"}, r"'\.\./up' cannot be the name of an atlas"),
         ({"name": "."}, r"'\.' cannot be the name of an atlas"),
-        ({"preprocess": None}, "the model takes tensors, not Image; pass preprocess="),
+        ({"preprocess": None}, "the model takes tensors, not PngImageFile; pass preprocess="),
         ({"skip_tokens": range(17)}, "skip_tokens leaves none of the 17 tokens"),
         ({"images": None}, "images cannot be taken from None"),
     ],
