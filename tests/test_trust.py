@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 IMAGE = str(ROOT / "demos" / "images" / "toyland-dog.png")
 IMAGES = ("--images", "toyland:7")
 COMPARE = ("--work", "{out}", "--out", "{out}-2", "--small", "--processes", "1", "--method", "ELUDe (gap)")
+BENCHMARK = ("--minus", "dog", "--limit", "2", "--no-controls", "--work", "{out}")
+BENCHMARKS = {**dict.fromkeys(("absent", "chair", "side-effects"), BENCHMARK), "pope": (*BENCHMARK, "--per-image", "1")}
 JUDGE = ("--judge", "nobody@http://127.0.0.1:9/v1")
 
 # command -> attacks; of each the arguments, which the stranger's files are part of. `{out}` is a new folder.
@@ -50,6 +52,14 @@ WALK = {
     "atlases check": {
         "model": lambda s: (s.atlas(model=s.model()),),
         "option": lambda s: ("toyland", "--model", s.model()),
+    },
+    **{
+        f"benchmark {name}": {
+            "model": lambda s, more=more: (*s.coco(), *more, "--atlas", s.atlas(model=s.model())),
+            "matcher": lambda s, more=more: (*s.coco(), *more, "--atlas", s.atlas(matcher=s.matcher())),
+            "option": lambda s, more=more: (*s.coco(), *more, "--model", s.model()),
+        }
+        for name, more in BENCHMARKS.items()
     },
     "build": {
         "model": lambda s: (s.spec(model=s.model()), "--out", "{out}"),

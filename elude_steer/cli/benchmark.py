@@ -210,7 +210,7 @@ def _check(
         out: the folder of the results.
         options: of the command; what is left after the options that all benchmarks share are the settings.
     """
-    from elude_steer.evaluation.benchmarks.dataset import find_captions, images_for, load_dataset
+    from elude_steer.evaluation.benchmarks.dataset import find_captions, images_for, read_dataset
     from elude_steer.evaluation.benchmarks.options import BenchmarkOptions
     from elude_steer.utils.files import check_folder
 
@@ -232,7 +232,7 @@ def _check(
             f"'{coco[0]}'; give it: --captions captions_val2017.json."
         )
     # POPE asks about what is annotated, as in the paper.
-    data = load_dataset(*coco, captions=None if name == "pope" else captions, synonyms=synonyms)
+    data = read_dataset(*coco, captions=None if name == "pope" else captions, synonyms=synonyms)
     chosen = BenchmarkOptions(minus, plus, settings, **shared)
     return data, chosen, len(images_for(name, data, chosen))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from elude_steer.atlas.manifest import write_manifest
+from elude_steer.toyland.scenes import write_scenes
 from elude_steer.utils.files import resolve_id
 
 COMMIT = "c" * 40
@@ -75,6 +76,12 @@ class Stranger:
         config = json.loads(path.read_text())
         (config if part == "model" else config[part])[key] = value
         path.write_text(json.dumps(config))
+
+    def coco(self) -> tuple[str, str, str]:
+        """The option that names images with COCO's files, as harmless as can be."""
+        if not (self.folder / "scenes").exists():
+            write_scenes(self.folder / "scenes", 8, 5, coco=True)
+        return "--coco", str(self.folder / "scenes" / "instances.json"), str(self.folder / "scenes")
 
     def matcher(self) -> str:
         """A matcher whose module is its own."""

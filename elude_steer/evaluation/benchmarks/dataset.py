@@ -68,7 +68,7 @@ class AnnotatedSet:
         return image.objects | self.named.get(image.file, frozenset())
 
 
-def load_dataset(
+def read_dataset(
     instances: str | Path, folder: str | Path, *, captions: Path | None = None, synonyms: Path | None = None
 ) -> AnnotatedSet:
     """Read COCO's files; images are opened only when they are used.
@@ -81,7 +81,7 @@ def load_dataset(
             classes, and only the names for others.
 
     Example:
-        >>> data = load_dataset("annotations/instances_val2017.json", "val2017")
+        >>> data = read_dataset("annotations/instances_val2017.json", "val2017")
     """
     source, images = Path(instances).expanduser(), Path(folder).expanduser()
     if not images.is_dir():

@@ -3,7 +3,7 @@ import json
 import pytest
 from PIL import Image
 
-from elude_steer.evaluation.benchmarks.dataset import load_dataset
+from elude_steer.evaluation.benchmarks.dataset import read_dataset
 from elude_steer.toyland.scenes import write_scenes
 
 SEED = 5
@@ -24,7 +24,7 @@ def scene_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def toyland_data(scene_folder):
     """These scenes as annotated images, with captions."""
-    return load_dataset(scene_folder / "instances.json", scene_folder, captions=scene_folder / "captions.json")
+    return read_dataset(scene_folder / "instances.json", scene_folder, captions=scene_folder / "captions.json")
 
 
 @pytest.fixture
@@ -44,6 +44,6 @@ def write_coco(tmp_path):
         (tmp_path / "instances_x.json").write_text(json.dumps(content), encoding="utf-8")
         (tmp_path / "captions_x.json").write_text(json.dumps(texts), encoding="utf-8")
         path = tmp_path / "captions_x.json" if captions else None
-        return load_dataset(tmp_path / "instances_x.json", tmp_path, captions=path, **options)
+        return read_dataset(tmp_path / "instances_x.json", tmp_path, captions=path, **options)
 
     return write

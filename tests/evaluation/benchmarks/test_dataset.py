@@ -5,9 +5,9 @@ from elude_steer.evaluation.benchmarks.dataset import (
     choose_images,
     find_captions,
     images_for,
-    load_dataset,
     make_world,
     rank_classes,
+    read_dataset,
 )
 from elude_steer.evaluation.benchmarks.options import BenchmarkOptions
 from elude_steer.evaluation.edits.annotations import coco_reader
@@ -107,16 +107,16 @@ def test_wrong_folders_and_captions_are_refused(write_coco, tmp_path):
     write_coco(ROWS, captions=[["a dog"]] * 6)
     path = tmp_path / "instances_x.json"
     with pytest.raises(ImageError, match=r"there is no folder '.*nowhere' with the images of 'instances_x.json'"):
-        load_dataset(path, tmp_path / "nowhere")
+        read_dataset(path, tmp_path / "nowhere")
     (tmp_path / "other.json").write_text('{"images": [{"id": 1, "file_name": "x.png"}], "annotations": []}')
     with pytest.raises(SpecError, match="has captions for none of the images"):
-        load_dataset(path, tmp_path, captions=tmp_path / "other.json")
+        read_dataset(path, tmp_path, captions=tmp_path / "other.json")
     (tmp_path / "0.png").unlink()
     with pytest.warns(EludeSteerWarning, match="1 images of 'instances_x.json' are not in folder"):
-        assert len(load_dataset(path, tmp_path).images) == 5
+        assert len(read_dataset(path, tmp_path).images) == 5
     path.write_text(path.read_text().replace("1.png", "../1.png"))
     with pytest.raises(SpecError, match="lies outside its folder"):
-        load_dataset(path, tmp_path)
+        read_dataset(path, tmp_path)
     path.write_text('{"images": [], "annotations": [], "categories": []}')
     with pytest.raises(SpecError, match="has no images"):
-        load_dataset(path, tmp_path)
+        read_dataset(path, tmp_path)
