@@ -126,7 +126,8 @@ def test_exported_code_names_any_atlas_but_the_embedded_one():
     assert "atlas" not in python_call("a.png", request, "toyland")
 
 
-any_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(str.strip)  # NUL is refused
+# Files refuse NUL.
+any_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(str.strip)
 
 
 @settings(deadline=None, max_examples=30)
