@@ -34,7 +34,7 @@ def test_a_file_without_a_name_and_a_password_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("'/home/ann/work/atlas/x.png' cannot be read", "'x.png' cannot be read"),
+        ("'/home/ann/files/atlas/x.png' cannot be read", "'x.png' cannot be read"),
         ("no file /tmp/gradio/a1/x.png, check", "no file x.png, check"),
         ("see http://localhost:8000/v1/x and data:image/png;base64,…", None),
         ("places and/or things; 1/2; `section/key`", None),
