@@ -11,11 +11,11 @@ Grid = Mapping[str, Sequence[Any]]
 
 # One grid for all methods. What does best should lie inside of it; tables mark the points that lie on its border.
 # `seen` is that of toyland's atlas.
-_PLACE: Grid = {"mode": ("place",), "seen": (0.4,), "strength": (0.5, 1, 1.5, 2.5), "fit": (0.15, 0.3, 0.45, 0.6)}
-_SCALE: Grid = {"mode": ("scale",), "by": ("score",), "kappa": (6, 24, 96), "nu": (4, 10, 25)}
+_PLACE: Grid = {"mode": ("place",), "seen": (0.4,), "strength": (0.5, 1, 1.5, 2.5), "fit": (0.08, 0.15, 0.3, 0.45, 0.6)}
+_SCALE: Grid = {"mode": ("scale",), "by": ("score",), "kappa": (2, 6, 24, 96)}
 GRIDS: Mapping[tuple[str, Kind], Grid] = {
-    ("scale", "remove"): {**_SCALE, "gamma": (-15, -50, -150)},
-    ("scale", "replace"): {**_SCALE, "gamma": (-50,), "alpha": (15, 50, 150)},
+    ("scale", "remove"): {**_SCALE, "nu": (4, 10, 25, 60), "gamma": (-5, -15, -50)},
+    ("scale", "replace"): {**_SCALE, "nu": (2, 4, 10, 25), "gamma": (-50,), "alpha": (15, 50, 150, 500)},
     ("place", "remove"): _PLACE,
     ("place", "replace"): _PLACE,
 }
