@@ -117,7 +117,13 @@ class Canvases(Layout):
     def counts(self, inputs: Mapping[str, Any], images: int) -> list[int]:
         """Return the number of tiles of each image."""
         sizes = [tuple(size) for size in inputs["image_sizes"].tolist()]
-        return [1 + math.prod(_tile_rows_columns((w, h), self.pinpoints, self.side)) for h, w in sizes]
+        # Of a prompt with several images, LLaVA-OneVision sees only the first tile of each.
+        prompts = [int(n) for n in inputs["batch_num_images"]] if "batch_num_images" in inputs else [1] * len(sizes)
+        alone = [n == 1 for n in prompts for _ in range(n)]
+        return [
+            1 + (math.prod(_tile_rows_columns((w, h), self.pinpoints, self.side)) if one else 0)
+            for (h, w), one in zip(sizes, alone, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)

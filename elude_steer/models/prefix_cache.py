@@ -114,14 +114,27 @@ def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str]) ->
         if vlm.layer not in _KEPT:
             first = prompt if isinstance(prompt, str) else prompt[0]
             _KEPT[vlm.layer] = _prove_resuming(vlm, images[:1], first)
-    return _collect_prefix(vlm, images, prompt, _KEPT[vlm.layer] or [])
+    sizes = [(image.width, image.height) for image in images]
+    return _collect_prefix(vlm, vlm.inputs(images, prompt), sizes, _KEPT[vlm.layer] or [])
+
+
+@torch.inference_mode()
+def run_tower(vlm: Vlm, inputs: Mapping[str, Any], sizes: Sequence[tuple[int, int]]) -> Prefix:
+    """Do what `run_prefix` does for prepared inputs, whose rows may hold several images each.
+
+    Args:
+        vlm: the model; `run_prefix` must have run with it once.
+        inputs: prepared inputs.
+        sizes: width and height of all images of all rows.
+    """
+    with vlm.use_threads():
+        return _collect_prefix(vlm, inputs, sizes, _KEPT[vlm.layer] or [])
 
 
 def _collect_prefix(
-    vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str], modules: Sequence[nn.Module]
+    vlm: Vlm, inputs: Mapping[str, Any], sizes: Sequence[tuple[int, int]], modules: Sequence[nn.Module]
 ) -> Prefix:
     """Run the tower up to the target and keep what these modules compute."""
-    inputs = vlm.inputs(images, prompt)
     calls: dict[nn.Module, list[Any]] = {module: [] for module in modules}
 
     def keep_output(outputs: list[Any], original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,24 +146,24 @@ def _collect_prefix(
             stack.enter_context(replace_forward(module, partial(keep_output, outputs)))
         recorded = stack.enter_context(record(vlm.layer))
         vlm.model(**inputs)
-    counts = vlm.layout.counts(inputs, len(images))
+    counts = vlm.layout.counts(inputs, len(sizes))
     by_image = {
         module: parts
         for module, outputs in calls.items()
         if len(outputs) == 1 and (parts := _split_by_image(outputs[0], counts, recorded.input)) is not None
     }
-    q = vlm.split_by_image(recorded.input, inputs, len(images))
-    sizes = tuple((image.width, image.height) for image in images)
-    shapes = vlm.layout.shapes(inputs, len(images))
-    return Prefix(inputs, tuple(q), by_image, sizes, tuple(counts), tuple(shapes))
+    q = vlm.split_by_image(recorded.input, inputs, len(sizes))
+    shapes = vlm.layout.shapes(inputs, len(sizes))
+    return Prefix(inputs, tuple(q), by_image, tuple(sizes), tuple(counts), tuple(shapes))
 
 
 def _prove_resuming(vlm: Vlm, images: Sequence[Any], prompt: str) -> list[nn.Module] | None:
     """Return the modules whose outputs can be kept, or None if resuming differs from complete runs."""
     candidates = [*blocks_before(vlm)[-1:], *_modules_beside_path(vlm)]
-    again = _called_behind_target(vlm, vlm.inputs(images, prompt), candidates)
+    inputs = vlm.inputs(images, prompt)
+    again = _called_behind_target(vlm, inputs, candidates)
     kept = [module for module in candidates if module not in again]
-    prefix = _collect_prefix(vlm, images, prompt, kept)
+    prefix = _collect_prefix(vlm, inputs, [(image.width, image.height) for image in images], kept)
     q = vlm.join_images(prefix.q, prefix.inputs)
     for edit in (_no_edit, _trial_edit):
 

@@ -162,19 +162,56 @@ class Vlm(Tower):
             return []
         return self.answer(self.inputs(images, prompt), max_new_tokens)
 
+    def chat_inputs(self, messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the model's inputs for one conversation, on the model's device.
+
+        Args:
+            messages: `{"role": …, "content": [parts]}`, where a part is
+                `{"type": "image"}` or `{"type": "text", "text": …}`.
+            images: the PIL images of all parts, in their order.
+        """
+        text = _format_chat(self.processor, messages)
+        inputs: Mapping[str, Any] = _tokenize(self.processor, [images], [text]).to(self.model.device, self.model.dtype)
+        return inputs
+
     @with_threads
     @torch.inference_mode()
     def answer(self, inputs: Mapping[str, Any], max_new_tokens: int = 64) -> list[str]:
         """Generate greedy answers to prepared inputs."""
         self._check_length(inputs, max_new_tokens)
-        prompt_length, on_token = inputs["input_ids"].shape[1], _ON_TOKEN.get()
+        on_token = _ON_TOKEN.get()
+
+        def report(new: torch.Tensor) -> None:
+            if on_token is not None:
+                on_token(new.shape[1])
+
+        return self.decode(self.generate(inputs, max_new_tokens, report))
+
+    def decode(self, tokens: Any) -> list[str]:
+        """The text of the tokens of each answer."""
+        return [text.strip() for text in self.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        inputs: Mapping[str, Any],
+        max_new_tokens: int,
+        on_step: Callable[[torch.Tensor], torch.Tensor | None],
+    ) -> torch.Tensor:
+        """Generate the tokens of greedy answers to prepared inputs, `(rows, tokens)`.
+
+        Args:
+            inputs: one row for each answer.
+            max_new_tokens: the longest answer.
+            on_step: is called with the tokens so far after each step; may return which rows end here, `(rows,)` bool.
+        """
+        prompt_length = inputs["input_ids"].shape[1]
 
         def report(ids: torch.Tensor, *_scores: Any, **_options: Any) -> torch.Tensor:
-            if on_token is not None:
-                on_token(ids.shape[1] - prompt_length)
-            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)  # never stops generation by itself
+            ended = on_step(ids[:, prompt_length:])
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device) if ended is None else ended
 
-        tokens = self.model.generate(
+        tokens: torch.Tensor = self.model.generate(
             **inputs,
             stopping_criteria=[report],
             do_sample=False,
@@ -190,8 +227,7 @@ class Vlm(Tower):
             min_new_tokens=None,
             max_new_tokens=max_new_tokens,
         )
-        answers = self.processor.tokenizer.batch_decode(tokens[:, prompt_length:], skip_special_tokens=True)
-        return [text.strip() for text in answers]
+        return tokens[:, prompt_length:]
 
     @torch.inference_mode()
     def embed_images(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -268,11 +304,16 @@ def _chat_template(processor: Any) -> Any:
 def _process(model: Any, processor: Any, images: Sequence[Any], prompt: str | Sequence[str]) -> Any:
     prompts = [prompt] * len(images) if isinstance(prompt, str) else prompt
     texts = {one: _format_prompt(processor, one) for one in dict.fromkeys(prompts)}
-    bos, first = processor.tokenizer.bos_token, next(iter(texts.values()), "")
+    return _tokenize(processor, [[image] for image in images], [texts[one] for one in prompts])
+
+
+def _tokenize(processor: Any, images: Sequence[Sequence[Any]], texts: Sequence[str]) -> Any:
+    """The inputs for formatted prompts, each with its images."""
+    bos, first = processor.tokenizer.bos_token, texts[0] if texts else ""
     options = {"add_special_tokens": False} if bos and first.startswith(bos) else {}  # a template may add it already
     inputs = processor(
-        images=[[image.convert("RGB")] for image in images],
-        text=[texts[one] for one in prompts],
+        images=[[image.convert("RGB") for image in own] for own in images],
+        text=list(texts),
         padding=True,
         padding_side="left",  # generation continues at the right end of each row
         return_tensors="pt",
@@ -284,13 +325,21 @@ def _process(model: Any, processor: Any, images: Sequence[Any], prompt: str | Se
 
 def _format_prompt(processor: Any, prompt: str) -> str:
     """The question about an image as the model reads it."""
+    return _format_chat(processor, [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}])
+
+
+def _format_chat(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation as the model reads it."""
     token = str(getattr(processor, "image_token", "<image>"))
-    if token in prompt:
+    texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
+    if any(token in text for text in texts):
         raise SpecError(f"the question contains '{token}', which stands for the image itself; leave it out.")
-    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
     if _chat_template(processor):
-        return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    return f"{token}{prompt}"  # for models that are not trained to chat, such as PaliGemma
+        return str(processor.apply_chat_template(list(messages), add_generation_prompt=True))
+    if len(messages) > 1:
+        raise SpecError("this model has no chat template, so it takes a single message of the user.")
+    # For models that are not trained to chat, such as PaliGemma.
+    return "".join(token if part["type"] == "image" else part["text"] for part in messages[0]["content"])
 
 
 def _blocks(model: Any, within: str) -> list[nn.Module]:

@@ -74,7 +74,10 @@ def apply_to_calls(vlm: Vlm, prepared: Sequence[PreparedPlan | None]) -> Iterato
 
 @contextmanager
 def resume_under_plans(
-    vlm: Vlm, prefix: Prefix, rows: Sequence[tuple[int, PreparedPlan | None]]
+    vlm: Vlm,
+    prefix: Prefix,
+    rows: Sequence[tuple[int, PreparedPlan | None]],
+    inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[Mapping[str, Any]]:
     """Inside, a call of the model with the inputs that this gives resumes at the target layer, under the plans.
 
@@ -82,10 +85,11 @@ def resume_under_plans(
         vlm: the model.
         prefix: of some images.
         rows: for each row of the batch the number of its image, and its plan.
+        inputs: those of the call, where a row may hold several images; then `rows` has one entry for each of these.
     """
     numbers = [image for image, _ in rows]
     edits = [(image, prepared, image_patches(vlm, prefix, image)) for image, prepared in rows]
-    inputs = prefix.select(numbers)
+    inputs = prefix.select(numbers) if inputs is None else inputs
     forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
     with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
         yield inputs
@@ -93,7 +97,7 @@ def resume_under_plans(
 
 def image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
     """The patches of one image of a prefix."""
-    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image])
+    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image], len(prefix.q[image]))
 
 
 def _count_images(vlm: Vlm, inputs: Mapping[str, Any]) -> int:

@@ -140,15 +140,17 @@ class ImagePatches:
         vlm: the model that sees the image.
         size: gives width and height of the image; called only where they are needed.
         known_shape: rows and columns, where they are known already.
+        known_tiles: the number of tiles that the model sees, if it sees fewer than of the same image alone.
     """
 
     vlm: Vlm
     size: Callable[[], tuple[int, int]]
     known_shape: tuple[int, int] | None = None
+    known_tiles: int | None = None
 
     def __call__(self, region: Region) -> np.ndarray:
         """Patches that a region covers, `(tiles, patches)` bool."""
-        return region.covered_patches(self.vlm.grid(self.size()).boxes, self.size())
+        return region.covered_patches(self.vlm.grid(self.size()).boxes[: self.known_tiles], self.size())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -159,7 +161,7 @@ class ImagePatches:
     def boxes(self) -> np.ndarray | None:
         """Where the patches lie, `(tiles, patches, 4)` as fractions of the image; None if its size is unknown."""
         try:
-            return self.vlm.grid(self.size()).boxes
+            return self.vlm.grid(self.size()).boxes[: self.known_tiles]
         except AtlasError:
             return None
 
