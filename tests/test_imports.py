@@ -12,7 +12,7 @@ PACKAGE = Path(elude_steer.__file__).parent
 # The parts of the package in the order of the data: each imports only itself and what stands before it.
 ORDER = (
     "errors", "trust", "utils", "specs", "recipe_files", "method", "toyland", "photoland", "models", "atlas",
-    "steering", "evaluation", "demo", "cli",
+    "steering", "evaluation", "demo", "server", "cli",
 )  # fmt: skip
 MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 

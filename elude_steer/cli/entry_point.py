@@ -32,7 +32,7 @@ COMMANDS = {
         "Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.",
     ),
     "concepts": ("inspect", "List the labels of ATLAS, or the sub-units that match a word."),
-    "demo": ("demo", "Open a page on which to steer captions and browse atlases (needs the extra `demo`)."),
+    "demo": ("serve", "Open a page on which to steer captions and browse atlases (needs the extra `demo`)."),
     "env": ("inspect", "Show versions, extras and folders, for a bug report."),
     "evaluate": (
         "evaluate",
@@ -50,6 +50,10 @@ COMMANDS = {
     "run": (
         "steer",
         "Run steering RECIPES (files, or names of `recipes list`) and print a table of captions for each.",
+    ),
+    "serve": (
+        "serve",
+        "Serve a model over OpenAI's API; each request may carry an edit of its own (needs the extra `serve`).",
     ),
     "steer": ("steer", "Caption IMAGES (paths, or - for standard input) with some concepts removed or added."),
     "sweep": (

@@ -21,6 +21,9 @@ EXTRAS = {
     "datasets": "data",
     "timm": "timm",
     "lmms_eval": "lmms",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 

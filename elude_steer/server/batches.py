@@ -1,0 +1,169 @@
+"""Conversations of several clients as one call of the model, each with its own images and its own edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elude_steer.models.prefix_cache import MAX_TILES, run_tower
+from elude_steer.server.edits import Edit, Edits
+from elude_steer.server.image_cache import ImageCache, Key, TowerState, join_states, split_prefix
+from elude_steer.steering.apply_plans import image_patches, resume_under_plans
+from elude_steer.steering.intervention import PreparedPlan
+from elude_steer.steering.result import image_notes, result_notes
+from elude_steer.steering.steerer import Steerer
+
+
+@dataclass(frozen=True, eq=False)
+class Conversation:
+    """What the model gets for one request.
+
+    Attributes:
+        inputs: a single row of inputs.
+        keys: of its images.
+        sizes: width and height of its images.
+        tiles: into which its images are cut.
+        edit: None is the model without edits.
+    """
+
+    inputs: Mapping[str, Any]
+    keys: tuple[Key, ...]
+    sizes: tuple[tuple[int, int], ...]
+    tiles: int
+    edit: Edit | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt with its images."""
+        return int(self.inputs["input_ids"].shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that its inputs take."""
+        return sum(value.nbytes for value in self.inputs.values() if isinstance(value, torch.Tensor))
+
+
+def join_inputs(rows: Sequence[Mapping[str, Any]], pad_token: int) -> dict[str, Any]:
+    """The inputs of several rows as the processor makes them for a batch: prompts padded on the left.
+
+    The processor itself would cut and scale all images anew, in the thread in which the model waits.
+    """
+    joined = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
+        if not isinstance(first, torch.Tensor):
+            joined[name] = first
+            continue
+        is_text = all(value.shape == row["input_ids"].shape for value, row in zip(values, rows, strict=True))
+        shape = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
+        fill = pad_token if name == "input_ids" else 0
+        joined[name] = torch.cat([_fill_up(value, shape, fill, left=is_text) for value in values])
+    return joined
+
+
+def _fill_up(value: torch.Tensor, shape: Sequence[int], fill: int, *, left: bool) -> torch.Tensor:
+    """A tensor enlarged to this shape in all dimensions but the first."""
+    missing = [size - own for size, own in zip(shape, value.shape[1:], strict=True)]
+    if not any(missing):
+        return value
+    pads = [pad for count in reversed(missing) for pad in ((count, 0) if left else (0, count))]
+    return torch.nn.functional.pad(value, pads, value=fill)
+
+
+class Batches:
+    """Runs batches on one model; for one thread."""
+
+    def __init__(self, steerer: Steerer[Any], edits: Edits, images: ImageCache, on_tower: Callable[[int, int], object]):
+        """Make it; `on_tower(new, known)` is called with the number of images that the tower runs for, or need not."""
+        self.steerer, self.edits, self.images, self.on_tower = steerer, edits, images, on_tower
+        token = steerer.vlm.processor.tokenizer.pad_token_id
+        self.pad_token = 0 if token is None else int(token)
+
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        max_tokens: int,
+        on_report: Callable[[int, dict[str, Any] | None], object],
+        on_step: Callable[[torch.Tensor], torch.Tensor | None],
+    ) -> None:
+        """Answer several conversations, each under its edit.
+
+        Args:
+            conversations: what the model gets.
+            max_tokens: the longest answer of all.
+            on_report: is called before the first token with the number of each conversation and what is to say of its
+                edit.
+            on_step: see `Vlm.generate`.
+        """
+        vlm = self.steerer.vlm
+        with self.steerer.use_threads(), torch.inference_mode():
+            known = self._find_states(conversations)
+            keys = list(dict.fromkeys(key for one in conversations for key in one.keys))
+            inputs = join_inputs([one.inputs for one in conversations], self.pad_token)
+            prefix = join_states([known[key] for key in keys], inputs)
+            prepared = [self.edits.prepare(one.edit) for one in conversations]
+            for number, (one, plan) in enumerate(zip(conversations, prepared, strict=True)):
+                on_report(number, self._report(one, plan, prefix, [keys.index(key) for key in one.keys], known))
+            rows = [
+                (keys.index(key), plan) for one, plan in zip(conversations, prepared, strict=True) for key in one.keys
+            ]
+            with resume_under_plans(vlm, prefix, rows, inputs):
+                vlm.generate(inputs, max_tokens, on_step)
+
+    def _find_states(self, conversations: Sequence[Conversation]) -> dict[Key, TowerState]:
+        """The state of each image; the tower runs for those that are not known."""
+        known = {key: state for one in conversations for key in one.keys if (state := self.images.get(key)) is not None}
+        images = len({key for one in conversations for key in one.keys})
+        self.on_tower(images - len(known), len(known))
+        for part in self._parts_with_new_images(conversations, known):
+            inputs = join_inputs([one.inputs for one in part], self.pad_token)
+            prefix = run_tower(self.steerer.vlm, inputs, [size for one in part for size in one.sizes])
+            states = split_prefix(prefix, self._image_notes)
+            for key, state in zip([key for one in part for key in one.keys], states, strict=True):
+                known.setdefault(key, state)
+                self.images.add(key, state)
+        return known
+
+    def _parts_with_new_images(
+        self, conversations: Sequence[Conversation], known: Mapping[Key, TowerState]
+    ) -> Iterator[list[Conversation]]:
+        """Conversations that hold every unknown image, in parts that go through the tower together."""
+        found, part, tiles = set(known), list[Conversation](), 0
+        for one in conversations:
+            if found.issuperset(one.keys):
+                continue
+            if part and tiles + one.tiles > MAX_TILES:
+                yield part
+                part, tiles = [], 0
+            found.update(one.keys)
+            part.append(one)
+            tiles += one.tiles
+        if part:
+            yield part
+
+    def _image_notes(self, q: torch.Tensor) -> list[str]:
+        return image_notes(self.steerer.atlas, q, self.steerer.vlm.token_indices(q.shape[1]))
+
+    def _report(
+        self,
+        one: Conversation,
+        prepared: PreparedPlan | None,
+        prefix: Any,
+        numbers: Sequence[int],
+        known: Mapping[Key, TowerState],
+    ) -> dict[str, Any] | None:
+        """What is to say of an edit, for all images of a conversation; None without an edit."""
+        if one.edit is None or prepared is None:
+            return None
+        notes: list[str] = []
+        seen: dict[str, float] = {}
+        for place, (number, key) in enumerate(zip(numbers, one.keys, strict=True), 1):
+            patches = image_patches(self.steerer.vlm, prefix, number)
+            maps, own = prepared.maps(prefix.q[number], patches), prepared.presences(prefix.q[number], patches)
+            found = [*known[key].notes, *result_notes(None, "", one.edit.plan, maps, own)]
+            notes += found if len(numbers) == 1 else [f"image {place}: {note}" for note in found]
+            seen = {word: max(value, seen.get(word, value)) for word, value in own.items()}
+        return one.edit.report(seen, notes)
