@@ -17,7 +17,7 @@ KEYS_VARIABLE = "ELUDE_STEER_API_KEYS"
 _MIN_KEY, _MAX_KEY = 16, 256  # characters
 
 
-class RefusedRequest(EludeSteerError):
+class RefusedError(EludeSteerError):
     """A request that is not answered, with the fields of an error of OpenAI's API.
 
     Args:
@@ -113,7 +113,7 @@ class Access:
         known = [hmac.compare_digest(found, one) for one in self.keys]
         if scheme.casefold() != "bearer" or not any(known):
             what = "there is no API key" if not key else "the API key is not one of this server's"
-            raise RefusedRequest(
+            raise RefusedError(
                 f"{what}; send the header 'Authorization: Bearer KEY' (api_key of the openai client).",
                 401,
                 code="invalid_api_key",
@@ -127,8 +127,8 @@ class Access:
         try:
             self.rate.check(owner)
         except SpecError as error:
-            raise RefusedRequest(
-                f"this server answers {self.rate.per_visitor} requests a minute for each key or address; wait a moment.",
+            raise RefusedError(
+                f"this server answers {self.rate.per_visitor} requests a minute per key or address; wait a moment.",
                 429,
                 code="rate_limit_exceeded",
                 retry_after=10,
@@ -149,7 +149,7 @@ def _hash(key: str) -> bytes:
 def read_keys(path: str | None) -> tuple[str, ...]:
     """The API keys in a file, one a line, or else in `ELUDE_STEER_API_KEYS`; none if there is neither.
 
-    They are not taken from the command line, which everybody on a machine can read. Lines that begin with # are comments.
+    They are not taken from the command line, which everybody on a machine can read. Lines with # in front are comments.
     """
     text = os.environ.get(KEYS_VARIABLE) if path is None else _read_file(path)
     if text is None:
@@ -183,6 +183,6 @@ def check_reach(host: str, keys: tuple[str, ...]) -> None:
     """Raise if others than this machine could ask a server without keys."""
     if host not in LOCAL_HOSTS and not keys:
         raise SpecError(
-            f"at --host {host} other machines can reach the server, and without API keys anybody may use it; write keys "
-            f"into a file (--api-keys FILE) or {KEYS_VARIABLE}, or leave out --host."
+            f"at --host {host} other machines can reach the server, and without API keys anybody may use it; write "
+            f"keys into a file (--api-keys FILE) or {KEYS_VARIABLE}, or leave out --host."
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from elude_steer.demo.access import LOCAL_HOSTS
 from elude_steer.models.images import open_image
-from elude_steer.server.access import Access, Limits, RefusedRequest
+from elude_steer.server.access import Access, Limits, RefusedError
 from elude_steer.server.answers import Answer, Completion
 from elude_steer.server.engine import Engine, Event, as_refusal
 from elude_steer.server.metrics import Metrics
@@ -56,7 +56,7 @@ class Service:
         host = request.headers.get("host", "").rpartition("@")[2]
         host = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
         if self.only_local and host.casefold() not in LOCAL_HOSTS:
-            raise RefusedRequest("this server answers requests to 127.0.0.1 and localhost only.", 403)
+            raise RefusedError("this server answers requests to 127.0.0.1 and localhost only.", 403)
         return self.access.identify(request.headers.get("authorization"), request.client.host if request.client else "")
 
     async def read_body(self, request: Any, limit: int) -> bytes:
@@ -72,7 +72,7 @@ class Service:
                 if size > limit:
                     raise _too_large(limit)
                 if self.reading > _BODIES:
-                    raise RefusedRequest("too many large requests at once; try again.", 429, retry_after=2)
+                    raise RefusedError("too many large requests at once; try again.", 429, retry_after=2)
                 parts.append(part)
             return b"".join(parts)
         finally:
@@ -82,10 +82,10 @@ class Service:
         """The chat request in a body."""
         # A page of another site can send a browser's other types here without asking, but not this one.
         if content_type.partition(";")[0].strip().casefold() != "application/json":
-            raise RefusedRequest("the body has another type; send the header 'Content-Type: application/json'.", 415)
+            raise RefusedError("the body has another type; send the header 'Content-Type: application/json'.", 415)
         chat = parse_chat(body, self.limits)
         if chat.model != self.name:
-            raise RefusedRequest(
+            raise RefusedError(
                 f'there is no such model here; send "model": "{self.name}", as /v1/models lists it.',
                 404,
                 code="model_not_found",
@@ -108,6 +108,7 @@ def make_app(service: Service) -> Any:
     fastapi = optional.require("fastapi", "elude-steer serve")
     from fastapi.responses import JSONResponse, Response, StreamingResponse
     from starlette.exceptions import HTTPException
+    from starlette.requests import Request
 
     class Stream(StreamingResponse):
         """A stream that always says when it has ended, also if the client goes away before its first byte."""
@@ -138,7 +139,7 @@ def make_app(service: Service) -> Any:
     def add(method: str, path: str, respond: Callable[..., Awaitable[Any]]) -> None:
         """Serve a path; whatever goes wrong becomes an error of OpenAI's API."""
 
-        async def endpoint(request: fastapi.Request) -> Response:
+        async def endpoint(request: Request) -> Response:
             try:
                 response = await respond(request)
             except Exception as error:  # noqa: BLE001 - the client gets a sentence, and the server goes on
@@ -164,9 +165,7 @@ def make_app(service: Service) -> Any:
     async def show_model(request: Any) -> Any:
         service.enter(request)
         if request.path_params["name"] != service.name:
-            raise RefusedRequest(
-                f"there is no such model here; there is '{service.name}'.", 404, code="model_not_found"
-            )
+            raise RefusedError(f"there is no such model here; there is '{service.name}'.", 404, code="model_not_found")
         return JSONResponse(service.describe_model())
 
     async def add_file(request: Any) -> Any:
@@ -199,7 +198,7 @@ def make_app(service: Service) -> Any:
             return await _respond_stream(service, chat, files, completion, request, Stream)
         with _submit(service, chat, files) as events:
             event = await _next_unless_gone(events, request)
-        if isinstance(event, RefusedRequest):
+        if isinstance(event, RefusedError):
             raise event
         return JSONResponse(completion.whole(event))
 
@@ -218,7 +217,7 @@ def make_app(service: Service) -> Any:
         text = (
             f"{what.get(error.status_code, 'the request is refused')}; see POST /v1/chat/completions, GET /v1/models."
         )
-        return answer(error.status_code, RefusedRequest(text, error.status_code).to_dict())
+        return answer(error.status_code, RefusedError(text, error.status_code).to_dict())
 
     app.add_exception_handler(HTTPException, refuse_path)
     return app
@@ -248,7 +247,7 @@ async def _next_unless_gone(events: "asyncio.Queue[Event]", request: Any) -> Any
         await asyncio.wait((wanted, gone), return_when=asyncio.FIRST_COMPLETED)
         if wanted.done():
             return wanted.result()
-        raise RefusedRequest("the client is gone.", 499)
+        raise RefusedError("the client is gone.", 499)
     finally:
         wanted.cancel()
         gone.cancel()
@@ -266,7 +265,7 @@ async def _respond_stream(
     with ExitStack() as stack:
         events = stack.enter_context(_submit(service, chat, files))
         first = await _next_unless_gone(events, request)
-        if isinstance(first, RefusedRequest):
+        if isinstance(first, RefusedError):
             raise first
         ended = stack.pop_all()
 
@@ -287,11 +286,12 @@ async def _respond_stream(
 
 async def _read_upload(service: Service, request: Any) -> tuple[str, bytes]:
     """The name and the bytes of the file in a form."""
+    from starlette.datastructures import UploadFile
     from starlette.requests import Request
 
     limit = service.limits.image_bytes
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RefusedRequest("send the image as a form: curl -F purpose=vision -F file=@dog.png.", 415)
+        raise RefusedError("send the image as a form: curl -F purpose=vision -F file=@dog.png.", 415)
     body = await service.read_body(request, limit + 2**14)
 
     async def receive() -> dict[str, Any]:
@@ -300,16 +300,16 @@ async def _read_upload(service: Service, request: Any) -> tuple[str, bytes]:
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=8, max_part_size=2**12) as form:
             file = form.get("file")
-            data = await file.read() if hasattr(file, "read") else b""
+            data = await file.read() if isinstance(file, UploadFile) else b""
             name = getattr(file, "filename", None) or "image"
     except Exception as error:  # the parser raises errors of several kinds, all about the form
-        raise RefusedRequest("the form cannot be read; send it as curl -F file=@dog.png does.") from error
+        raise RefusedError("the form cannot be read; send it as curl -F file=@dog.png does.") from error
     if not data:
-        raise RefusedRequest("the form has no file, or an empty one; send it as curl -F file=@dog.png.", param="file")
+        raise RefusedError("the form has no file, or an empty one; send it as curl -F file=@dog.png.", param="file")
     if len(data) > limit:
         raise _too_large(limit)
     return name, data
 
 
-def _too_large(limit: int) -> RefusedRequest:
-    return RefusedRequest(f"the request has more than {limit / 2**20:.0f} MB; send fewer or smaller images.", 413)
+def _too_large(limit: int) -> RefusedError:
+    return RefusedError(f"the request has more than {limit / 2**20:.0f} MB; send fewer or smaller images.", 413)

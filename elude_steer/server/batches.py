@@ -74,10 +74,18 @@ def _fill_up(value: torch.Tensor, shape: Sequence[int], fill: int, *, left: bool
 
 
 class Batches:
-    """Runs batches on one model; for one thread."""
+    """Runs batches on one model; for one thread.
 
-    def __init__(self, steerer: Steerer[Any], edits: Edits, images: ImageCache, on_tower: Callable[[int, int], object]):
-        """Make it; `on_tower(new, known)` is called with the number of images that the tower runs for, or need not."""
+    Args:
+        steerer: the model and its atlas.
+        edits: prepares edits.
+        images: keeps what the tower computes.
+        on_tower: called with the number of images that the tower runs for, and of those that are known.
+    """
+
+    def __init__(
+        self, steerer: Steerer[Any], edits: Edits, images: ImageCache, on_tower: Callable[[int, int], object]
+    ) -> None:
         self.steerer, self.edits, self.images, self.on_tower = steerer, edits, images, on_tower
         token = steerer.vlm.processor.tokenizer.pad_token_id
         self.pad_token = 0 if token is None else int(token)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.errors import SpecError, did_you_mean
 from elude_steer.recipe_files import check_files, list_recipes, load_recipe
-from elude_steer.server.access import RefusedRequest
+from elude_steer.server.access import RefusedError
 from elude_steer.server.requests import EditRequest
 from elude_steer.specs import Recipe
 from elude_steer.steering.intervention import PreparedPlan
@@ -102,12 +102,12 @@ class Edits:
         if recipe is None:
             names = list(self.recipes)
             known = ", ".join(names[:20]) or "none"
-            raise RefusedRequest(
+            raise RefusedError(
                 f"there is no recipe of that name here.{did_you_mean(request.recipe, names)} There are: {known}.",
                 param="steer.recipe",
             )
         if request.step > len(recipe.steps):
-            raise RefusedRequest(
+            raise RefusedError(
                 f"recipe '{request.recipe}' has {len(recipe.steps)} edits; send a step from 1 to {len(recipe.steps)}.",
                 param="steer.step",
             )

@@ -22,7 +22,7 @@ from elude_steer.demo.access import hide_folders
 from elude_steer.errors import EludeSteerError
 from elude_steer.models.images import open_image
 from elude_steer.models.prefix_cache import run_prefix
-from elude_steer.server.access import Limits, RefusedRequest
+from elude_steer.server.access import Limits, RefusedError
 from elude_steer.server.answers import Answer, Writing
 from elude_steer.server.batches import Batches, Conversation
 from elude_steer.server.edits import Edits
@@ -34,7 +34,7 @@ from elude_steer.steering.caption_batches import MAX_BATCH_IMAGES, MAX_BATCH_TIL
 from elude_steer.steering.steerer import Steerer
 
 _GATHER = 0.005  # seconds for which a free model waits for the requests of others that come at the same moment
-Event = str | Answer | RefusedRequest  # more text, the end, or an error
+Event = str | Answer | RefusedError  # more text, the end, or an error
 
 
 @dataclass(eq=False)
@@ -121,14 +121,14 @@ class Engine:
         if self._model_thread.is_alive():
             self._model_thread.join()
         for job in list(self._open):
-            self._finish(job, RefusedRequest("the server is stopping; send the request again.", 503))
+            self._finish(job, RefusedError("the server is stopping; send the request again.", 503))
 
     def submit(self, request: ChatRequest, files: Sequence[bytes], send: Callable[[Event], object]) -> Job:
         """Take a request; its events go to `send`. Raises if too many wait."""
         job = Job(request, files, send, nbytes=sum(map(len, files)))
         with self._lock:
             if self._closing:
-                raise RefusedRequest("the server is stopping; send the request again.", 503)
+                raise RefusedError("the server is stopping; send the request again.", 503)
             if len(self._open) >= self.limits.waiting or self._open_bytes() + job.nbytes > self.limits.waiting_bytes:
                 raise _too_busy()
             self._open.add(job)
@@ -144,7 +144,7 @@ class Engine:
     def _open_bytes(self) -> int:
         return sum(job.nbytes for job in self._open)
 
-    def _finish(self, job: Job, event: Answer | RefusedRequest) -> None:
+    def _finish(self, job: Job, event: Answer | RefusedError) -> None:
         """Send the last event of a job, once."""
         with self._lock:
             if job.done:
@@ -168,7 +168,7 @@ class Engine:
     def _prepare(self, job: Job) -> None:
         try:
             if job.gone:
-                raise RefusedRequest("the client is gone.", 499)
+                raise RefusedError("the client is gone.", 499)
             job.conversation = self._make_conversation(job)
             with self._lock:
                 job.files, job.nbytes = (), job.conversation.nbytes
@@ -196,7 +196,7 @@ class Engine:
         conversation = Conversation(inputs, keys, sizes, tiles, edit)
         allowed = min(self.limits.prompt_tokens, self._context - 1)
         if conversation.prompt_tokens > allowed:
-            raise RefusedRequest(
+            raise RefusedError(
                 f"the prompt with its images has {conversation.prompt_tokens:,} tokens, and {allowed:,} are allowed; "
                 "send a shorter text, or fewer or smaller images.",
                 code="context_length_exceeded",
@@ -211,7 +211,7 @@ class Engine:
         except EludeSteerError:
             fits = False
         if not fits or len(self.steerer.vlm.layout.shapes(inputs, images)) != images:
-            raise RefusedRequest("this model takes one image a request here; send one.", param="messages")
+            raise RefusedError("this model takes one image a request here; send one.", param="messages")
 
     # Answering
 
@@ -236,7 +236,7 @@ class Engine:
                 break
             self._waiting.popleft()
             if job.gone:
-                self._finish(job, RefusedRequest("the client is gone.", 499))
+                self._finish(job, RefusedError("the client is gone.", 499))
                 continue
             jobs.append(job)
             tiles += own
@@ -261,7 +261,7 @@ class Engine:
                     self._answer([job])
         for job in jobs:
             if not job.done:
-                self._finish(job, RefusedRequest("the answer was broken off.", 499 if job.gone else 503))
+                self._finish(job, RefusedError("the answer was broken off.", 499 if job.gone else 503))
 
     def _generate(self, jobs: Sequence[Job]) -> None:
         self.metrics.batch_rows.observe(len(jobs))
@@ -295,23 +295,21 @@ class Engine:
         return self.steerer.vlm.decode([tokens])[0]
 
 
-def as_refusal(error: Exception) -> RefusedRequest:
+def as_refusal(error: Exception) -> RefusedError:
     """An error as a response: what is wrong with the request in its words, all else without details."""
-    if isinstance(error, RefusedRequest):
+    if isinstance(error, RefusedError):
         return error
     if isinstance(error, EludeSteerError):
-        return RefusedRequest(hide_folders(str(error)))
+        return RefusedError(hide_folders(str(error)))
     kinds = {"TemplateError": "the chat template of this model refuses the messages", "OutOfMemoryError": "no memory"}
     what = next((text for name, text in kinds.items() if name in (kind.__name__ for kind in type(error).__mro__)), None)
     if what is None:
-        return RefusedRequest(f"the server failed ({type(error).__name__}); please report it.", 500)
+        return RefusedError(f"the server failed ({type(error).__name__}); please report it.", 500)
     if type(error).__name__ == "OutOfMemoryError":
-        return RefusedRequest("there is not enough memory for this request; send fewer or smaller images.", 503)
+        return RefusedError("there is not enough memory for this request; send fewer or smaller images.", 503)
     detail = " ".join(str(error).split())[:200]
-    return RefusedRequest(f"{what} ({detail}); roles may have to take turns.", param="messages")
+    return RefusedError(f"{what} ({detail}); roles may have to take turns.", param="messages")
 
 
-def _too_busy() -> RefusedRequest:
-    return RefusedRequest(
-        "too many requests are waiting; try again in a moment.", 429, code="server_busy", retry_after=2
-    )
+def _too_busy() -> RefusedError:
+    return RefusedError("too many requests are waiting; try again in a moment.", 429, code="server_busy", retry_after=2)

@@ -86,7 +86,7 @@ def serve(
         server_header=False,
     )
 
-    class Server(uvicorn.Server):  # type: ignore[name-defined, misc]
+    class Server(uvicorn.Server):  # type: ignore[name-defined]
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """Stop on SIGTERM and Ctrl-C. uvicorn's own raises them again afterwards, as if the end were an error."""

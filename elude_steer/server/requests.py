@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elude_steer.errors import did_you_mean, type_with_article
-from elude_steer.server.access import Limits, RefusedRequest
+from elude_steer.server.access import Limits, RefusedError
 from elude_steer.specs import Settings
 
 MAX_STOPS, _MAX_STOP = 4, 100  # texts that end an answer, and their characters
@@ -82,7 +82,7 @@ class ChatRequest:
 
 
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
-    """Read the body of a request; raises `RefusedRequest` for everything that cannot be answered."""
+    """Read the body of a request; raises `RefusedError` for everything that cannot be answered."""
     values = load_json(body)
     known = [*_OWN, *_ONLY, *_HARMLESS]
     for name in values:
@@ -116,12 +116,12 @@ def load_json(body: bytes) -> Mapping[str, Any]:
     try:
         values = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise RefusedRequest("the request is nested too deeply; send what OpenAI's API takes.") from error
+        raise RefusedError("the request is nested too deeply; send what OpenAI's API takes.") from error
     except ValueError as error:  # also numbers of thousands of digits, and what is not UTF-8
         what = " ".join(str(error).split())[:120].encode("ascii", "backslashreplace").decode()
-        raise RefusedRequest(f"the body is no JSON ({what}); send a JSON object.") from error
+        raise RefusedError(f"the body is no JSON ({what}); send a JSON object.") from error
     if not isinstance(values, dict):
-        raise RefusedRequest(f'the body is {type_with_article(values)}; send a JSON object: {{"model": …}}.')
+        raise RefusedError(f'the body is {type_with_article(values)}; send a JSON object: {{"model": …}}.')
     return values
 
 
@@ -198,7 +198,7 @@ def _read_image_url(value: Any, place: str, limits: Limits) -> bytes:
             '{"url": "data:image/png;base64,…"}, or upload it to /v1/files first.',
         )
     if len(data) * 3 // 4 > limits.image_bytes:
-        raise RefusedRequest(
+        raise RefusedError(
             f"the image has more than {limits.image_bytes / 2**20:g} MB; send a smaller one.", 413, param=place
         )
     try:
@@ -343,8 +343,8 @@ def _typed(value: Any, kind: type, place: str, right: str) -> Any:
     return value
 
 
-def _wrong(param: str, message: str) -> RefusedRequest:
-    return RefusedRequest(message, param=param)
+def _wrong(param: str, message: str) -> RefusedError:
+    return RefusedError(message, param=param)
 
 
 def _show(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elude_steer.server.access import Limits, RefusedRequest
+from elude_steer.server.access import Limits, RefusedError
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Uploads:
         self._forget()
         upload = self._files.get(id)
         if upload is None or upload.owner != owner:
-            raise RefusedRequest(
+            raise RefusedError(
                 f"there is no such file of yours here; upload it again: files are kept in memory, for at most "
                 f"{self.limits.upload_seconds / 60:.0f} minutes and {self.limits.upload_bytes / 2**20:.0f} MB in all.",
                 404,

@@ -1,0 +1,138 @@
+"""A server that listens: with curl, the openai client, clients that go away, and signals."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+from elude_steer.errors import SpecError
+from elude_steer.server.launch import make_service, open_socket, serve
+from tests.server.conftest import DOG, PROMPT, chat, live, wait_until
+
+KEY = "k" * 24
+
+
+@pytest.fixture(scope="module")
+def address(steerer):
+    with live(steerer, keys=(KEY,)) as found:
+        yield found
+
+
+def test_the_openai_client(address, steerer):
+    import openai
+
+    client = openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+    messages = chat()["messages"]
+    edit = {"minus": ["dog"], "plus": ["biker"], "strength": 1.5}
+    answer = client.chat.completions.create(model="toyland", messages=messages, extra_body={"steer": edit})
+    expected = steerer.steer(DOG, **edit, baseline=False).caption
+    assert answer.choices[0].message.content == expected
+    assert answer.steer["notes"] == [] and answer.usage.completion_tokens > 5
+    stream = client.chat.completions.create(model="toyland", messages=messages, stream=True, extra_body={"steer": edit})
+    parts = list(stream)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+    assert parts[-1].steer["concepts"][0]["word"] == "dog"
+    assert [model.id for model in client.models.list()] == ["toyland"]
+    with DOG.open("rb") as file:
+        upload = client.files.create(file=file, purpose="vision")
+    content = [{"type": "file", "file": {"file_id": upload.id}}, {"type": "text", "text": PROMPT}]
+    answer = client.chat.completions.create(model="toyland", messages=[{"role": "user", "content": content}])
+    assert answer.choices[0].message.content == "a dog on a motorcycle with sunglasses on a street"
+    assert client.files.delete(upload.id).deleted
+    with pytest.raises(openai.BadRequestError, match=r"temperature is 0\.7"):
+        client.chat.completions.create(model="toyland", messages=messages, temperature=0.7)
+    with pytest.raises(openai.NotFoundError, match="no such model"):
+        client.chat.completions.create(model="gpt", messages=messages)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=address, api_key="no", max_retries=0).models.list()
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+def test_curl(address, tmp_path):
+    body = chat(steer={"recipe": "toyland-dog"}, stream=True)
+    (tmp_path / "request.json").write_text(json.dumps(body))
+    head = ["curl", "-sS", "--noproxy", "*", "-H", f"Authorization: Bearer {KEY}"]
+    asked = [*head, "-H", "Content-Type: application/json", "-d", f"@{tmp_path / 'request.json'}"]
+    out = subprocess.run([*asked, f"{address}/chat/completions"], capture_output=True, text=True, check=True).stdout
+    assert out.startswith("data: {") and out.endswith("data: [DONE]\n\n") and " motorcycle" in out
+    form = [*head, "-F", "purpose=vision", "-F", f"file=@{DOG}", f"{address}/files"]
+    assert json.loads(subprocess.run(form, capture_output=True, check=True).stdout)["filename"] == "toyland-dog.png"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_stops_its_answer(steerer, monkeypatch, stream):
+    """Toyland ends its sentences by itself; without that end, the answer would go on for 600 tokens."""
+    services = []
+    monkeypatch.setattr(
+        "elude_steer.server.launch.make_service",
+        lambda *args, **options: services.append(make_service(*args, **options)) or services[-1],
+    )
+    monkeypatch.setattr(steerer.vlm.model.generation_config, "eos_token_id", None)
+    steps, generate = [], type(steerer.vlm).generate
+
+    def count_steps(self, inputs, max_new_tokens, on_step):
+        return generate(self, inputs, max_new_tokens, lambda tokens: (steps.append(1), on_step(tokens))[1])
+
+    monkeypatch.setattr(type(steerer.vlm), "generate", count_steps)
+
+    async def go_away(address):
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = chat(max_tokens=600, stream=stream)
+            task = asyncio.create_task(client.post(f"{address}/chat/completions", json=body))
+            while not steps:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    with live(steerer) as address:
+        asyncio.run(go_away(address))
+        engine = services[0].engine
+        wait_until(lambda: not engine._open)
+        assert 1 <= len(steps) < 500
+        assert engine.metrics.registry.get_sample_value("elude_steer_clients_gone_total") == 1
+        assert httpx.get(address.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_sigterm_ends_it_cleanly_and_lets_an_answer_finish(tmp_path):
+    command = [sys.executable, "-m", "elude_steer", "serve", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        line = next(line for line in server.stderr if "http://" in line)
+        address, answers = re.search(r"http://\S+", line).group(), []
+        body = chat(text="dog " * 300)
+        asked = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{address}/chat/completions", json=body, timeout=60))
+        )
+        asked.start()
+        metrics = address.removesuffix("/v1") + "/metrics"
+        wait_until(lambda: "waiting_requests 1.0" in httpx.get(metrics).text or answers)
+        server.send_signal(signal.SIGTERM)
+        asked.join(60)
+        assert server.wait(60) == 0
+        assert answers[0].status_code == 200
+        assert server.stderr.read() == "stopped; nothing is left running.\n"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_an_address_that_cannot_be_had_is_refused(steerer):
+    taken = open_socket("127.0.0.1", 0)
+    taken.listen()
+    try:
+        with pytest.raises(SpecError, match=r"port \d+ of 127.0.0.1 cannot be had .* choose another --port"):
+            serve(steerer, port=taken.getsockname()[1])
+    finally:
+        taken.close()
+    with pytest.raises(SpecError, match="without API keys anybody may use it"):
+        serve(steerer, host="0.0.0.0")
+    with pytest.raises(SpecError, match="cannot be had"):
+        serve(steerer, host="203.0.113.7", keys=(KEY,))
