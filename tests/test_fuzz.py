@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.fuzz import LOADERS, fuzz
 
 # A few hundred in all; atlases have more in `tests/atlas/test_validate.py`.
-CASES = {"recipe": 60, "spec": 40, "image": 150, "coco": 80, "judge": 80, "atlas": 10}
+CASES = {"recipe": 60, "spec": 40, "image": 150, "coco": 80, "judge": 80, "request": 150, "atlas": 10}
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -168,10 +168,10 @@ def test_what_serving_says_was_tried_runs(run, tmp_path, monkeypatch, steerer):
     guide = GUIDES / "serving.md"
     (tmp_path / "demos").symlink_to(ROOT / "demos")
     monkeypatch.chdir(tmp_path)
-    for words in commands(guide)[:2]:
+    for words in [words for words in commands(guide) if words[:2] == ["elude-steer", "export"]]:
         code, _, err = run(*words[1:])
         assert (code, "after:  a chair in a room" in err) == (0, True)
-    adapter, embeddings = blocks(guide, "python")[:2]
+    adapter, embeddings = (block for block in blocks(guide, "python") if "peft" in block or "inputs_embeds" in block)
     for folder in ("adapter", "adapter-without-bias"):
         exec(adapter.replace('"adapter"', f'"{folder}"'), names := {})
         merged = Vlm.from_model(names["model"], steerer.vlm.processor)

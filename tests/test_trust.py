@@ -88,6 +88,11 @@ WALK = {
         "matcher": lambda s: (s.recipe(matcher=s.matcher()),),
         "option": lambda s: ("toyland-dog", "--atlas", s.atlas(matcher=s.matcher())),
     },
+    "serve": {
+        "model": lambda s: ("--atlas", s.atlas(model=s.model()), "--port", "0"),
+        "matcher": lambda s: ("--atlas", s.atlas(matcher=s.matcher()), "--port", "0"),
+        "option": lambda s: ("--atlas", "toyland", "--model", s.model(), "--port", "0"),
+    },
     "steer": {
         "model": lambda s: (IMAGE, "--minus", "dog", "--atlas", s.atlas(model=s.model())),
         "matcher": lambda s: (IMAGE, "--minus", "dog", "--atlas", s.atlas(matcher=s.matcher())),

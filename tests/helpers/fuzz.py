@@ -4,6 +4,7 @@ The tests run a few hundred cases; `demos/benchmarks/fuzz.py` runs as many as on
 alone, so that `make_case(loader, seed)` makes a failing one again.
 """
 
+import base64
 import io
 import json
 import random
@@ -265,6 +266,48 @@ def _load_answer(data: bytes, folder: Path) -> None:
     assert read_answer(text) in (None, "A", "B")
 
 
+# Requests to the server
+
+
+@cache
+def _requests() -> list[bytes]:
+    image = base64.b64encode(_images()[0]).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
+        {"type": "text", "text": "?"},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    turns = [*messages, {"role": "assistant", "content": "a dog"}, {"role": "user", "content": "and now?"}]
+    edits = (
+        None,
+        {"minus": ["dog"], "plus": {"biker": {"strength": 2, "where": [1, 2, 30, 40]}}, "strength": 1.5},
+        {"recipe": "toyland-dog", "step": 2},
+    )
+    return [
+        json.dumps({"model": "toyland", "messages": one, "steer": edit, "max_tokens": 9, "stop": ["."]}).encode()
+        for one in (messages, turns)
+        for edit in edits
+    ]
+
+
+def _load_request(data: bytes, folder: Path) -> None:
+    from elude_steer.models.images import open_image
+    from elude_steer.server.access import Limits
+    from elude_steer.server.requests import parse_chat
+    from elude_steer.steering.plan import read_concepts
+
+    request = parse_chat(data, Limits())
+    assert 0 < len(request.images) <= 8 and 0 < request.max_tokens <= 1024
+    assert sum(part["type"] == "image" for message in request.messages for part in message["content"]) == len(
+        request.images
+    )
+    for image in request.images:
+        assert isinstance(image, str) or open_image(image, max_pixels=10**6).mode == "RGB"
+    if request.edit is not None and request.edit.recipe is None:
+        read_concepts(request.edit.minus, request.edit.plus, request.edit.where, request.edit.settings)
+    assert not list(folder.iterdir())
+
+
 # Atlases whose hashes fit
 
 
@@ -287,6 +330,7 @@ LOADERS = {
     "spec": Loader(lambda: _documents("atlases"), TOKENS["yaml"], _load_spec),
     "image": Loader(_images, TOKENS["image"], _load_image),
     "coco": Loader(_coco, TOKENS["json"], _load_coco),
+    "request": Loader(_requests, TOKENS["json"], _load_request),
     "judge": Loader(_answers, TOKENS["json"], _load_answer),
     "atlas": Loader(list, (), _load_atlas),
 }

@@ -11,7 +11,11 @@ from elude_steer.atlas.reference_images import ReferenceImages
 from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.patch_layout import Canvases, Packed, Tiles
 from elude_steer.models.prefix_cache import blocks_before, run_prefix
-from elude_steer.models.vlm import Vlm
+from elude_steer.models.vlm import PROMPT, Vlm
+from elude_steer.server.batches import Batches, Conversation, join_inputs
+from elude_steer.server.edits import Edits
+from elude_steer.server.image_cache import ImageCache, image_key
+from elude_steer.server.requests import EditRequest
 from elude_steer.steering.export import export
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.regions import ImagePatches
@@ -297,3 +301,51 @@ def test_an_exported_checkpoint_gives_the_same_captions(steerer, family, scenes)
     torch.testing.assert_close(logits(loaded, images), hooked, rtol=1e-3, atol=1e-3)
     assert loaded.caption(images, max_new_tokens=6) == captions
     assert not torch.equal(logits(loaded, images), logits(steerer.vlm, images))
+
+
+# The server
+
+
+def test_rows_of_several_clients_are_what_the_processor_makes_of_a_batch(family, images):
+    """`join_inputs` joins what was made one by one; for every family that must be the processor's own batch."""
+    vlm, questions = family.vlm, ["describe this image", "a dog", "the park next to the train ."]
+    some = [images[0], images[1], images[3]]
+    rows = [
+        vlm.chat_inputs([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}], [image])
+        for image, text in zip(some, questions, strict=True)
+    ]
+    joined, batch = join_inputs(rows, vlm.processor.tokenizer.pad_token_id), vlm.inputs(some, questions)
+    assert set(joined) == set(batch)
+    for name, value in batch.items():
+        assert torch.equal(joined[name], value), name
+
+
+def test_the_server_answers_as_the_library_does(steerer, images):
+    """Different images and plans in one batch, the second time from what is kept of the images."""
+    vlm, minus = steerer.vlm, two_words(steerer)[0]
+    edits = Edits(steerer, {})
+    asked = [
+        None,
+        {"mode": "scale", "gamma": -8.0, "nu": "all", "kappa": 6},
+        {"mode": "scale", "gamma": -20.0, "nu": 3},
+    ]
+    some = [images[0], images[1], images[0]]
+    made = [None if one is None else edits.plan(EditRequest({minus: {}}, settings=one)) for one in asked]
+    expected = steerer.captions(some, [[one and one.plan] for one in made], max_new_tokens=6)
+    run_prefix(vlm, some[:1])
+    batches = Batches(steerer, edits, ImageCache(10**9), lambda new, known: counts.append((new, known)))
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+    rows = [
+        Conversation(vlm.chat_inputs(messages, [image]), (image_key(image, alone=True),), (image.size,), 1, edit)
+        for image, edit in zip(some, made, strict=True)
+    ]
+    counts = []
+    for _ in range(2):
+        tokens = []
+
+        def remember(new, tokens=tokens):
+            tokens.append(new)
+
+        batches.run(rows, 6, lambda number, report: None, remember)
+        assert [[text] for text in vlm.decode(tokens[-1])] == expected
+    assert counts == [(2, 0), (0, 2)]

@@ -1,6 +1,8 @@
 """A server that listens: with curl, the openai client, clients that go away, and signals."""
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ from elude_steer.server.launch import make_service, open_socket, serve
 from tests.server.conftest import DOG, PROMPT, chat, live, wait_until
 
 KEY = "k" * 24
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,23 @@ def test_curl(address, tmp_path):
     assert out.startswith("data: {") and out.endswith("data: [DONE]\n\n") and " motorcycle" in out
     form = [*head, "-F", "purpose=vision", "-F", f"file=@{DOG}", f"{address}/files"]
     assert json.loads(subprocess.run(form, capture_output=True, check=True).stdout)["filename"] == "toyland-dog.png"
+
+
+def test_the_guide_shows_what_the_client_prints(steerer, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    guide = (ROOT / "demos" / "guides" / "serving.md").read_text(encoding="utf-8")
+    python, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, re.DOTALL).groups()
+    (shell,) = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
+    assert "http://127.0.0.1:8000/v1" in python and "http://127.0.0.1:8000/v1" in shell
+    with live(steerer) as address:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(python.replace("http://127.0.0.1:8000/v1", address), {})
+        assert out.getvalue() == printed
+        if shutil.which("curl"):
+            command = shell.replace("http://127.0.0.1:8000/v1", address).replace("curl", "curl --noproxy '*'")
+            done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
+            answer = json.loads(done.stdout)
+            assert answer["choices"][0]["message"]["content"] == "a motorcycle next to sunglasses on a street"
 
 
 @pytest.mark.parametrize("stream", [False, True])
