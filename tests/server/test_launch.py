@@ -122,27 +122,27 @@ def test_a_client_that_goes_away_stops_its_answer(steerer, monkeypatch, stream):
         assert httpx.get(address.removesuffix("/v1") + "/health").status_code == 200
 
 
-def test_sigterm_ends_it_cleanly_and_lets_an_answer_finish(tmp_path):
+def test_sigterm_ends_it_cleanly_and_lets_an_answer_finish():
     command = [sys.executable, "-m", "elude_steer", "serve", "--port", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        line = next(line for line in server.stderr if "http://" in line)
-        address, answers = re.search(r"http://\S+", line).group(), []
-        body = chat(text="dog " * 300)
-        asked = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{address}/chat/completions", json=body, timeout=60))
-        )
-        asked.start()
-        metrics = address.removesuffix("/v1") + "/metrics"
-        wait_until(lambda: "waiting_requests 1.0" in httpx.get(metrics).text or answers)
-        server.send_signal(signal.SIGTERM)
-        asked.join(60)
-        assert server.wait(60) == 0
-        assert answers[0].status_code == 200
-        assert server.stderr.read() == "stopped; nothing is left running.\n"
-    finally:
-        server.kill()
-        server.wait()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            line = next(line for line in server.stderr if "http://" in line)
+            address, answers = re.search(r"http://\S+", line).group(), []
+            body = chat(text="dog " * 300)
+            asked = threading.Thread(
+                target=lambda: answers.append(httpx.post(f"{address}/chat/completions", json=body, timeout=60))
+            )
+            asked.start()
+            metrics = address.removesuffix("/v1") + "/metrics"
+            wait_until(lambda: "waiting_requests 1.0" in httpx.get(metrics).text or answers)
+            server.send_signal(signal.SIGTERM)
+            asked.join(60)
+            assert server.wait(60) == 0
+            assert answers[0].status_code == 200
+            assert server.stderr.read() == "stopped; nothing is left running.\n"
+        finally:
+            server.kill()
 
 
 def test_an_address_that_cannot_be_had_is_refused(steerer):
