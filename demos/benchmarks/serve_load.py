@@ -115,7 +115,10 @@ def describe(rows, wanted, edits, clients, memory):
     kinds = {"with edits": True, "without": False}
     lines = ["| | with edits | without | ratio |", "|---|---|---|---|"]
     sums = {
-        name: [sum(values) for values in zip(*((r[1], r[2], len(r[3]), sum(a[4] for a in r[3])) for r in rows if r[0] == kind))]
+        name: [
+            sum(values)
+            for values in zip(*((r[1], r[2], len(r[3]), sum(a[4] for a in r[3])) for r in rows if r[0] == kind))
+        ]
         for name, kind in kinds.items()
     }
     (s1, c1, n1, t1), (s0, c0, n0, t0) = sums["with edits"], sums["without"]

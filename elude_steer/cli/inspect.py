@@ -259,7 +259,8 @@ def env(as_json: bool) -> None:
     core = ("elude-steer", "torch", "transformers", "sentence-transformers", "hdbscan", "accelerate", "numpy")
     report: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
     report |= {name: optional.version(name) or "missing" for name in core}
-    report |= {f"[{extra}]": optional.is_installed(package) for package, extra in optional.EXTRAS.items()}
+    for package, extra in optional.EXTRAS.items():
+        report[f"[{extra}]"] = optional.is_installed(package) and report.get(f"[{extra}]", True)
     report["torchvision"] = optional.version("torchvision") or "not installed (not needed)"
     report["ELUDE_STEER_HOME"] = str(home())
     if as_json:

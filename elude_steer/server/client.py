@@ -37,7 +37,8 @@ class EmbedsClient:
         timeout: seconds to wait for an answer.
 
     Example:
-        >>> client = EmbedsClient(Steerer.load("my-atlas", dtype="bfloat16"), "llava-hf/llava-onevision-qwen2-0.5b-ov-hf")
+        >>> steerer = Steerer.load("my-atlas", dtype="bfloat16")
+        >>> client = EmbedsClient(steerer, "llava-hf/llava-onevision-qwen2-0.5b-ov-hf")
         >>> client.ask("photo.jpg", minus=["dog"])
     """
 
@@ -97,8 +98,8 @@ def embeds_part(steerer: Steerer[Any], image: Any, plan: Plan | None = None) -> 
     """
     if getattr(steerer.vlm.model.config.vision_config, "deepstack_visual_indexes", None):
         raise ModelError(
-            f"{type(steerer.vlm.model).__name__} reads several layers of its tower, and embeddings of the last one alone "
-            "do not hold what an edit changes; use `elude-steer serve`, or an exported checkpoint."
+            f"{type(steerer.vlm.model).__name__} reads several layers of its tower, and embeddings of the last one "
+            "alone do not hold what an edit changes; use `elude-steer serve`, or an exported checkpoint."
         )
     opened = open_image(image)
     embeds = steerer.embeds(opened, plan).cpu()

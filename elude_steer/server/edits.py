@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -47,6 +48,11 @@ class Edit:
 
     plan: Plan
     notes: tuple[str, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """The key of its plan."""
+        return self.plan.key
 
     def check_fits(self, size: tuple[int, int]) -> None:
         """Raise if a box of the edit lies outside an image of this width and height."""
@@ -91,7 +97,7 @@ class Edits:
         """The weights of an edit's sub-units."""
         if edit is None:
             return None
-        return self._prepared.get(edit.plan.key, lambda: self.steerer.gather_weights(edit.plan))
+        return self._prepared.get(edit.key, lambda: self.steerer.gather_weights(edit.plan))
 
     def _plan(self, request: EditRequest) -> Edit:
         if request.recipe is None:

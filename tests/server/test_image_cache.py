@@ -1,0 +1,47 @@
+import torch
+from PIL import Image
+from torch import nn
+
+from elude_steer.models.prefix_cache import Prefix
+from elude_steer.server.image_cache import ImageCache, TowerState, image_key, join_states, split_prefix
+
+
+def make_state(size=1000):
+    return TowerState(torch.zeros(1, size, 1), {}, (8, 8), 1, None, ())
+
+
+def test_the_key_is_the_content_and_whether_the_image_is_alone():
+    red, blue = Image.new("RGB", (8, 4), "red"), Image.new("RGB", (8, 4), "blue")
+    assert image_key(red, alone=True) == image_key(red.copy(), alone=True)
+    others = [image_key(red, alone=False), image_key(blue, alone=True), image_key(red.resize((4, 8)), alone=True)]
+    assert len({image_key(red, alone=True), *others}) == 4
+
+
+def test_it_holds_no_more_than_it_may_and_drops_what_was_not_used():
+    cache = ImageCache(3 * 4000)
+    for number in range(3):
+        cache.add((bytes([number]), True), make_state())
+    assert cache.get((b"\0", True)) is not None
+    cache.add((b"\3", True), make_state())
+    assert cache.get((b"\1", True)) is None and cache.get((b"\0", True)) is not None
+    assert cache.nbytes == 3 * 4000
+    cache.add((b"\3", True), make_state())
+    cache.add((b"\4", True), make_state(4000))  # larger than all of it
+    assert cache.nbytes == 3 * 4000 and cache.get((b"\4", True)) is None
+
+
+def test_states_are_copies_and_join_to_what_was_split():
+    module = nn.Identity()
+    batch = torch.arange(24.0).reshape(3, 4, 2)
+    parts = list(batch.split([1, 2]))
+    outputs = {module: [(part, None) for part in parts]}
+    prefix = Prefix({}, tuple(parts), outputs, ((8, 8), (4, 4)), (1, 2), (None, None))
+    states = split_prefix(prefix, lambda q: [f"{len(q)} tiles"])
+    assert [state.notes for state in states] == [("1 tiles",), ("2 tiles",)]
+    assert states[1].nbytes == 2 * parts[1].nbytes
+    for state, part in zip(states, parts, strict=True):
+        assert torch.equal(state.q, part) and state.q.untyped_storage().nbytes() == part.nbytes
+        assert state.outputs[module][0].untyped_storage().nbytes() == part.nbytes
+    joined = join_states(states[::-1], {})
+    assert joined.counts == (2, 1) and joined.sizes == ((4, 4), (8, 8))
+    assert torch.equal(joined.outputs[module][0][0], parts[1])
