@@ -19,9 +19,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -29,13 +31,39 @@ import psutil
 from elude_steer import Steerer, toyland
 from elude_steer.models.vlm import PROMPT
 
+Edit = dict[str, Any]
 ADDED = ("teddy", "ball", "balloon", "cake", "cat", "umbrella", "clock")
 PLACES = (("beach", "snow"), ("park", "desert"), ("room", "street"), ("street", "forest"), ("snow", "room"))
 
 
-def make_edits(images, count):
+class Reply(NamedTuple):
+    """An answer: the numbers of its image and edit (-1 is none), its text, and what it took."""
+
+    image: int
+    edit: int
+    text: str
+    seconds: float
+    tokens: int
+
+
+class Window(NamedTuple):
+    """What happened in a window: seconds of the clock and of the server's CPU, and its memory at the end."""
+
+    steered: bool
+    seconds: float
+    cpu: float
+    replies: list[Reply]
+    memory: int
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.replies) / self.seconds
+
+
+def make_edits(scenes: Sequence[toyland.Scene], count: int) -> list[Edit]:
     """Different edits: things that come, things of these scenes that leave, things and places that are replaced."""
-    seen = Counter(thing.name for scene in images for thing in scene.things)
+    seen = Counter(thing.name for scene in scenes for thing in scene.things)
     common = [name for name, _ in seen.most_common(8)]
     made = [{"plus": [word]} for word in ADDED]
     made += [{"minus": [word]} for word in common[:4]]
@@ -44,13 +72,13 @@ def make_edits(images, count):
     return made[:count]
 
 
-def data_uri(image):
+def data_uri(image: Any) -> str:
     data = io.BytesIO()
     image.save(data, "PNG")
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
 
 
-def library_answers(steerer, images, edits):
+def library_answers(steerer: Steerer, images: Sequence[Any], edits: Sequence[Edit]) -> dict[tuple[int, int], str]:
     """What the library answers by itself, image by image: `(image, edit)` to text; edit -1 is none."""
     wanted = {}
     for number, image in enumerate(images):
@@ -60,47 +88,55 @@ def library_answers(steerer, images, edits):
     return wanted
 
 
-async def run_client(client, which, uris, edits, steered, end, done, offset):
+async def run_client(
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    uris: Sequence[str],
+    which: int,
+    end: float,
+    done: list,
+    number: int,
+) -> int:
     """One client in one window: a request after the other, until the time is over."""
-    number = offset
     while time.monotonic() < end:
         image = number % len(uris)
         content = [{"type": "image_url", "image_url": {"url": uris[image]}}, {"type": "text", "text": PROMPT}]
-        body = {"model": "toyland", "messages": [{"role": "user", "content": content}]}
-        if steered:
-            body["steer"] = edits[which]
-        begin = time.monotonic()
-        response = await client.post("/chat/completions", json=body)
+        begin, messages = time.monotonic(), [{"role": "user", "content": content}]
+        response = await client.post("/chat/completions", json={"model": "toyland", "messages": messages, **body})
         answer = response.json()
         text = answer["choices"][0]["message"]["content"] if response.status_code == 200 else response.text
         tokens = answer.get("usage", {}).get("completion_tokens", 0)
-        done.append((image, which if steered else -1, text, time.monotonic() - begin, tokens))
+        done.append(Reply(image, which, text, time.monotonic() - begin, tokens))
         number += 1
     return number
 
 
-async def run_windows(address, server, uris, edits, clients, seconds, windows):
-    """Alternating windows; returns one row each: steered, seconds, CPU seconds, answers, memory."""
-    rows, offsets = [], {True: [0] * clients, False: [0] * clients}
-    limits = httpx.Limits(max_connections=clients)
+async def run_windows(
+    address: str, server: psutil.Process, uris: Sequence[str], edits: Sequence[Edit], seconds: float, windows: int
+) -> list[Window]:
+    """Alternating windows with and without edits, a client for each edit."""
+    rows, numbers = [], {kind: list(range(len(edits))) for kind in (True, False)}  # the next image of each client
+    limits = httpx.Limits(max_connections=len(edits))
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
         for window in range(-2, 2 * windows):  # the first two warm up
             # Of two neighbouring windows each kind comes first as often as the other.
             steered = (window % 2 == 0) ^ (window % 4 >= 2)
             done, begin, cpu = [], time.monotonic(), sum(server.cpu_times()[:2])
+            end = begin + seconds / windows
             jobs = [
-                run_client(client, n, uris, edits, steered, begin + seconds / windows, done, offsets[steered][n] + n)
-                for n in range(clients)
+                run_client(client, {"steer": edit}, uris, n, end, done, number)
+                if steered
+                else run_client(client, {}, uris, -1, end, done, number)
+                for n, (edit, number) in enumerate(zip(edits, numbers[steered], strict=True))
             ]
-            ends = await asyncio.gather(*jobs)
-            offsets[steered] = [end - n for n, end in enumerate(ends)]
+            numbers[steered] = await asyncio.gather(*jobs)
             used = sum(server.cpu_times()[:2]) - cpu
             if window >= 0:
-                rows.append((steered, time.monotonic() - begin, used, done, server.memory_info().rss))
+                rows.append(Window(steered, time.monotonic() - begin, used, done, server.memory_info().rss))
     return rows
 
 
-def start_server(port):
+def start_server(port: int) -> tuple[subprocess.Popen[str], str]:
     """The server's process and address."""
     command = [sys.executable, "-m", "elude_steer", "serve", "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -110,48 +146,47 @@ def start_server(port):
     raise SystemExit("the server did not start")
 
 
-def describe(rows, wanted, edits, clients, memory):
-    """The lines of the result."""
-    kinds = {"with edits": True, "without": False}
-    lines = ["| | with edits | without | ratio |", "|---|---|---|---|"]
-    sums = {
-        name: [
-            sum(values)
-            for values in zip(*((r[1], r[2], len(r[3]), sum(a[4] for a in r[3])) for r in rows if r[0] == kind))
-        ]
-        for name, kind in kinds.items()
-    }
-    (s1, c1, n1, t1), (s0, c0, n0, t0) = sums["with edits"], sums["without"]
-    ratios = [
-        (len(b[3]) / b[1]) / (len(a[3]) / a[1]) if b[0] else (len(a[3]) / a[1]) / (len(b[3]) / b[1])
-        for a, b in zip(rows[::2], rows[1::2], strict=True)
-    ]
-    delay = {k: median(a[3] for r in rows if r[0] == kind for a in r[3]) for k, kind in kinds.items()}
-    lines += [
+def describe(
+    rows: Sequence[Window], wanted: dict[tuple[int, int], str], edits: int, memory: int
+) -> tuple[list[str], int]:
+    """The lines of the result, and how many answers are not the library's."""
+    steered, bare = ([row for row in rows if row.steered is kind] for kind in (True, False))
+    values = []
+    for kind in (steered, bare):
+        replies = [reply for row in kind for reply in row.replies]
+        seconds, count = sum(row.seconds for row in kind), len(replies)
+        tokens, cpu = sum(reply.tokens for reply in replies), sum(row.cpu for row in kind)
+        delay = median(reply.seconds for reply in replies)
+        values.append((seconds, count, count / seconds, tokens / seconds, count / cpu, 1000 * cpu / count, delay))
+    pairs = [row.rate / other.rate for row, other in zip(steered, bare, strict=True)]
+    (s1, n1, r1, t1, c1, m1, d1), (s0, n0, r0, t0, c0, m0, d0) = values
+    lines = [
+        "| | with edits | without | ratio |",
+        "|---|---|---|---|",
         f"| seconds | {s1:.0f} | {s0:.0f} | |",
         f"| answers | {n1:,} | {n0:,} | |",
-        f"| answers a second | {n1 / s1:.1f} | {n0 / s0:.1f} | **{(n1 / s1) / (n0 / s0):.3f}** |",
-        f"| the same, median of pairs of windows | | | {median(ratios):.3f} |",
-        f"| tokens a second | {t1 / s1:.0f} | {t0 / s0:.0f} | {(t1 / s1) / (t0 / s0):.3f} |",
-        f"| CPU milliseconds of the server an answer | {1000 * c1 / n1:.1f} | {1000 * c0 / n0:.1f} "
-        f"| {(c0 / n0) / (c1 / n1):.3f} |",
-        f"| median seconds to an answer | {delay['with edits']:.2f} | {delay['without']:.2f} | |",
+        f"| answers a second | {r1:.1f} | {r0:.1f} | **{r1 / r0:.3f}** |",
+        f"| the same, median of {len(pairs)} pairs of windows | | | {median(pairs):.3f} |",
+        f"| tokens a second | {t1:.0f} | {t0:.0f} | {t1 / t0:.3f} |",
+        f"| answers for a CPU second of the server | {c1:.1f} | {c0:.1f} | {c1 / c0:.3f} |",
+        f"| CPU milliseconds of the server an answer | {m1:.1f} | {m0:.1f} | |",
+        f"| median seconds to an answer | {d1:.2f} | {d0:.2f} | |",
     ]
-    wrong = [(a, wanted[a[0], a[1]]) for row in rows for a in row[3] if a[2] != wanted[a[0], a[1]]]
-    right = n1 + n0 - len(wrong)
-    changed = sum(wanted[a[0], a[1]] != wanted[a[0], -1] for row in rows if row[0] for a in row[3])
-    memories = [row[4] / 2**20 for row in rows]
+    replies = [reply for row in rows for reply in row.replies]
+    wrong = [reply for reply in replies if reply.text != wanted[reply.image, reply.edit]]
+    changed = sum(wanted[one.image, one.edit] != wanted[one.image, -1] for row in steered for one in row.replies)
+    memories = ", ".join(f"{row.memory / 2**20:.0f}" for row in rows)
     lines += [
         "",
-        f"{clients} clients, {len(edits)} edits. {right:,} of {n1 + n0:,} answers are the library's own; "
-        f"{changed:,} of the {n1:,} steered ones differ from the answer without the edit. Memory of the server after "
-        f"each window, in MB: {', '.join(f'{one:.0f}' for one in memories)} (at the start {memory / 2**20:.0f}).",
+        f"{edits} clients with an edit each. {len(replies) - len(wrong):,} of {len(replies):,} answers are the "
+        f"library's own; {changed:,} of the {n1:,} steered ones differ from the answer without the edit. Memory of the server "
+        f"after each window, in MB: {memories} (at the start {memory / 2**20:.0f}).",
     ]
-    lines += [f"- image {a[0]}, edit {a[1]}: '{a[2]}', the library '{right}'" for a, right in wrong[:5]]
+    lines += [f"- image {o.image}, edit {o.edit}: '{o.text}', not '{wanted[o.image, o.edit]}'" for o in wrong[:5]]
     return lines, len(wrong)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20, help="at most 20, each with an edit of its own")
     parser.add_argument("--seconds", type=float, default=60, help="of load with edits, and as many without")
@@ -169,13 +204,12 @@ def main():
         server = psutil.Process(process.pid)
         memory = server.memory_info().rss
         uris = [data_uri(image) for image in images]
-        load = run_windows(address, server, uris, edits, options.clients, options.seconds, options.windows)
-        rows = asyncio.run(load)
+        rows = asyncio.run(run_windows(address, server, uris, edits, options.seconds, options.windows))
         counts = httpx.get(address.removesuffix("/v1") + "/metrics").text
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
-    lines, wrong = describe(rows, wanted, edits, options.clients, memory)
+    lines, wrong = describe(rows, wanted, len(edits), memory)
     names = ("tower_images_total", "known_images_total", "batch_rows_count", "batch_rows_sum")
     found = {name: float(re.search(rf"^elude_steer_{name} (\S+)", counts, re.MULTILINE).group(1)) for name in names}
     lines += [

@@ -188,7 +188,7 @@ class Engine:
         if edit is not None:
             for size in sizes:
                 edit.check_fits(size)
-        inputs = vlm.chat_inputs(request.messages, images)
+        inputs = self._read_messages(request, images)
         if len(images) > 1:
             self._check_several(inputs, len(images))
         keys = tuple(image_key(image, alone=len(images) == 1) for image in images)
@@ -203,6 +203,19 @@ class Engine:
                 param="messages",
             )
         return conversation
+
+    def _read_messages(self, request: ChatRequest, images: Sequence[Any]) -> Any:
+        """The model's inputs; templates and processors of models refuse messages with errors of any kind."""
+        try:
+            return self.steerer.vlm.chat_inputs(request.messages, images)
+        except (EludeSteerError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            what = hide_folders(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+            raise RefusedError(
+                f"this model's chat template or processor refuses the messages ({what}); roles may have to take turns.",
+                param="messages",
+            ) from error
 
     def _check_several(self, inputs: Any, images: int) -> None:
         """Raise if it would not be known which part of the tower's input belongs to which image."""
@@ -301,14 +314,9 @@ def as_refusal(error: Exception) -> RefusedError:
         return error
     if isinstance(error, EludeSteerError):
         return RefusedError(hide_folders(str(error)))
-    kinds = {"TemplateError": "the chat template of this model refuses the messages", "OutOfMemoryError": "no memory"}
-    what = next((text for name, text in kinds.items() if name in (kind.__name__ for kind in type(error).__mro__)), None)
-    if what is None:
-        return RefusedError(f"the server failed ({type(error).__name__}); please report it.", 500)
-    if type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return RefusedError("there is not enough memory for this request; send fewer or smaller images.", 503)
-    detail = " ".join(str(error).split())[:200]
-    return RefusedError(f"{what} ({detail}); roles may have to take turns.", param="messages")
+    return RefusedError(f"the server failed ({type(error).__name__}); please report it.", 500)
 
 
 def _too_busy() -> RefusedError:

@@ -151,6 +151,22 @@ def test_a_failure_in_a_batch_is_tried_again_one_by_one(steerer, monkeypatch):
     assert sorted(sizes) == [1, 1, 1, 3]
 
 
+def test_what_a_template_refuses_is_the_requests_fault_and_all_else_is_not(client, steerer, monkeypatch):
+    def refuse(error):
+        monkeypatch.setattr(type(steerer.vlm), "chat_inputs", lambda *_: (_ for _ in ()).throw(error))
+
+    refuse(ValueError("roles\nmust alternate in /home/me/template.jinja"))
+    message = refusal(client.post(CHAT, json=chat()), 400)
+    assert "refuses the messages (ValueError: roles must alternate in template.jinja)" in message
+    refuse(MemoryError())
+    assert "not enough memory" in refusal(client.post(CHAT, json=chat()), 503)
+    monkeypatch.undo()
+    monkeypatch.setattr(type(steerer.vlm), "grid", lambda *_: 1 / 0)
+    assert refusal(client.post(CHAT, json=chat()), 500) == "the server failed (ZeroDivisionError); please report it."
+    monkeypatch.undo()
+    assert answer_of(client.post(CHAT, json=chat()))
+
+
 def test_a_chat_of_several_turns_is_answered_under_one_edit(client, steerer, dog):
     messages = [
         {"role": "system", "content": "describe this image"},
