@@ -179,8 +179,8 @@ def describe(
     lines += [
         "",
         f"{edits} clients with an edit each. {len(replies) - len(wrong):,} of {len(replies):,} answers are the "
-        f"library's own; {changed:,} of the {n1:,} steered ones differ from the answer without the edit. Memory of the server "
-        f"after each window, in MB: {memories} (at the start {memory / 2**20:.0f}).",
+        f"library's own; {changed:,} of the {n1:,} steered ones differ from the answer without the edit. Memory of the "
+        f"server after each window, in MB: {memories} (at the start {memory / 2**20:.0f}).",
     ]
     lines += [f"- image {o.image}, edit {o.edit}: '{o.text}', not '{wanted[o.image, o.edit]}'" for o in wrong[:5]]
     return lines, len(wrong)
