@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,16 +20,18 @@ class Cost:
     """What one variant of a model costs.
 
     Attributes:
-        milliseconds: median time of a pass.
+        milliseconds: median time of a pass, or mean time.
         megabytes: peak memory during the passes, of the GPU or else of the process; None where it is unknown.
         slower: extra time as a share of the first variant's, compared pass by pass.
         larger: extra memory as a share of the first variant's.
+        deviation: of the times of single passes, in milliseconds.
     """
 
     milliseconds: float
     megabytes: float | None
     slower: float = 0.0
     larger: float | None = None
+    deviation: float = 0.0
 
 
 def measure_costs(
@@ -40,6 +42,7 @@ def measure_costs(
     runs: int = 500,
     compiler: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     device: str | torch.device = "cpu",
+    statistic: Literal["median", "mean"] = "median",
 ) -> dict[str, Cost]:
     """The cost of each variant, relative to the first one.
 
@@ -53,6 +56,7 @@ def measure_costs(
         runs: passes that are timed.
         compiler: for example `torch.compile`; compiles `call` anew for each variant.
         device: the device that the passes run on.
+        statistic: the median is robust against other load on the machine; the paper takes the mean.
     """
     if not variants or runs < 1:
         raise ValueError("measure_costs needs at least one variant and one run.")
@@ -84,8 +88,11 @@ def measure_costs(
     for name, times in seconds.items():
         peak = peaks[name]
         larger = peak / bare_peak - 1 if peak is not None and bare_peak else None
-        slower = statistics.median(a / b for a, b in zip(times, seconds[first], strict=True)) - 1
-        costs[name] = Cost(1000 * statistics.median(times), peak, slower, larger)
+        average = statistics.median if statistic == "median" else statistics.mean
+        ratios = [a / b for a, b in zip(times, seconds[first], strict=True)]
+        slower = (average(ratios) if statistic == "median" else average(times) / average(seconds[first])) - 1
+        deviation = 1000 * statistics.stdev(times) if len(times) > 1 else 0.0
+        costs[name] = Cost(1000 * average(times), peak, slower, larger, deviation)
     return costs
 
 

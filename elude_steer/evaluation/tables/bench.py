@@ -186,7 +186,7 @@ class Bench:
         if method.kind == "units":
             return raw_units(method.name, layer)
         if method.kind == "sae":
-            return from_sae(method.name, self._trained_sae(method, seed, run), layer)
+            return from_sae(method.name, self.sae(method, seed, run), layer)
         store, atlas = self.store(seed), self.atlas(self.base_rule, seed)
         if method.kind == "classes":
             return split_by_class(method.name, layer, store, atlas, self._instance_classes(store))
@@ -211,7 +211,7 @@ class Bench:
         latents = len(self.atlas(self.base_rule, seed)) if expansion is None else round(expansion * units)
         return self.setup.preset.sae_spec(method.variant, latents, run)
 
-    def _trained_sae(self, method: Method, seed: int, run: int) -> Sae:
+    def sae(self, method: Method, seed: int, run: int) -> Sae:
         """An autoencoder, trained once; its settings are chosen on the first draw, by the paper's rule."""
         spec = self._sae_spec(method, seed, run)
         spec = replace(spec, **cast(Any, self._chosen_settings(spec)))

@@ -1,0 +1,87 @@
+"""The paper's table for photoland's tower on photographs.
+
+    python -m demos.photoland.tables --photos PHOTOS --work WORK --out demos/results
+
+All methods on a DINOv2-S, the layer of the shipped atlas, from three draws of tokens. PHOTOS holds `train` and `test`
+with Flickr8k's photos and captions, as `python -m demos.photoland.make` leaves them in its work folder. A photo's
+class, for the accuracy and for DPCiCNN, is the rarest concept that its captions agree on, of those that enough photos
+show.
+
+Rows are files below WORK: an interrupted run continues. `--out` writes them as JSON and as a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from elude_steer.evaluation.compare.methods import METHODS
+from elude_steer.evaluation.edits.photos import photo_world
+from elude_steer.evaluation.tables.run import TableRow, run_table
+from elude_steer.evaluation.tables.setup import SMALL, TableSetup
+from elude_steer.evaluation.tables.stability import run_stability
+from elude_steer.models.images import find_images
+from elude_steer.recipe_files import load_spec
+
+SPEC = Path(__file__).parent / "atlas.yaml"
+ENOUGH = 40  # probing photos that must show a concept for it to be a class
+
+
+def photo_classes(photos: Path, paths: list[Path]) -> dict[str, str]:
+    """The class of each photo by the name of its file; photos without one are left out."""
+    chosen, shown = {path.name for path in paths}, dict[str, frozenset[str]]()
+    for split in ("train", "test"):
+        world = photo_world(photos / split, min_concepts=0)
+        shown |= {Path(case.source).name: case.objects for case in world.cases}
+    counts = Counter(concept for name in sorted(chosen) for concept in sorted(shown.get(name, ())))
+    known = {concept for concept, count in counts.items() if count >= ENOUGH}
+    found = {name: sorted(concepts & known, key=lambda one: (counts[one], one)) for name, concepts in shown.items()}
+    return {name: concepts[0] for name, concepts in found.items() if concepts}
+
+
+def make_setup(photos: Path, work: Path, build: int, measure: int, top_k: int, smallest: int) -> TableSetup:
+    """The table's backbone, photos and budget."""
+    spec = load_spec(SPEC)
+    spec = replace(spec, clusters=replace(spec.clusters, top_k=top_k, min_cluster_size=smallest))
+    train, test = find_images(photos / "train")[:build], find_images(photos / "test")[:measure]
+    return TableSetup(
+        spec,
+        train,
+        test,
+        work,
+        SMALL,
+        classes=photo_classes(photos, train),
+        threads=1,
+        log=lambda line: print(line, flush=True),
+    )
+
+
+def main() -> None:
+    """Make all rows, seed by seed, then the stability."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--photos", type=Path, required=True, help="folder with train and test")
+    parser.add_argument("--work", type=Path, required=True, help="folder of everything that is made")
+    parser.add_argument("--build", type=int, default=1000, help="photos to learn from")
+    parser.add_argument("--measure", type=int, default=500, help="photos to measure on")
+    parser.add_argument("--top-k", type=int, default=1000, help="instances of a unit")
+    parser.add_argument("--smallest", type=int, default=10, help="instances of the smallest cluster")
+    parser.add_argument("--method", action="append", choices=tuple(METHODS), help="only this method")
+    parser.add_argument("--out", type=Path, help="JSON file for all rows")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    setup = make_setup(options.photos, options.work, options.build, options.measure, options.top_k, options.smallest)
+    rows: list[TableRow] = []
+    for seed in setup.preset.seeds:
+        rows += run_table(setup, options.method, [seed], on_row=lambda row: print(json.dumps(asdict(row)), flush=True))
+    stable = run_stability(setup, options.method)
+    for row in stable:
+        print(json.dumps(asdict(row)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
