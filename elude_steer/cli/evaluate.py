@@ -355,7 +355,7 @@ def judge(
                 "kept, and asked again only with another --work"
             )
     if result.ties:
-        print_note(f"{result.ties} of {result.presentations} presentations have no majority and are not counted")
+        print_note(f"{result.ties} of {result.pairs} pairs have no majority and are not counted")
 
 
 def _replace_nan(value: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +60,12 @@ class Bench:
     """Everything of one setup; what is asked for is made once and stored."""
 
     setup: TableSetup
+    _read_labels: list[int] = field(default_factory=list)
+
+    @property
+    def labels_read(self) -> int:
+        """How many labels of images methods have asked for."""
+        return sum(self._read_labels)
 
     @property
     def folder(self) -> Path:
@@ -196,6 +202,7 @@ class Bench:
     def _instance_classes(self, store: TokenStore) -> np.ndarray:
         """The class of each stored instance: that of its image."""
         items = list(self.setup.image_set.items())
+        self._read_labels.append(len(items))
         by_image = np.full(len(items), -1)
         if has_classes(items, self.setup.classes):
             by_image[[item.index for item in items]] = self.class_numbers(items)

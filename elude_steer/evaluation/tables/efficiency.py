@@ -43,6 +43,7 @@ class Protocol:
         statistic: what is reported of the times of single passes.
         alternate: whether variants take turns pass by pass, so that other load on the machine affects all alike; not
             possible with `compiled`.
+        clock: `wall` counts the time that passes, `process` on a CPU the process's own, whatever else the machine does.
     """
 
     batch: int = 256
@@ -51,6 +52,7 @@ class Protocol:
     compiled: bool = True
     statistic: Literal["mean", "median"] = "mean"
     alternate: bool = False
+    clock: Literal["wall", "process"] = "wall"
 
     def __post_init__(self) -> None:
         if min(self.batch, self.runs) < 1 or self.warm_up < 0:
@@ -201,6 +203,7 @@ def _measure_in_turns(
                 runs=protocol.runs,
                 device=tower.device,
                 statistic=protocol.statistic,
+                clock=protocol.clock,
             )
         return {name: asdict(cost) for name, cost in costs.items()}
 
@@ -227,6 +230,7 @@ def _measure_alone(
                     compiler=torch.compile if protocol.compiled else (lambda call: call),
                     device=tower.device,
                     statistic=protocol.statistic,
+                    clock=protocol.clock,
                 )
         return {**asdict(costs[name]), "clock": time.perf_counter() - start}
 
