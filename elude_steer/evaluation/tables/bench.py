@@ -33,7 +33,7 @@ from elude_steer.models.images import Item
 from elude_steer.models.vision import Tower
 from elude_steer.utils.files import read_json, read_tensors, write_file, write_tensors
 from elude_steer.utils.parallel import worker_group
-from elude_steer.utils.threads import use_threads
+from elude_steer.utils.threads import check_threads, use_threads
 
 _PROBED = 10_000  # images that a linear probe is fitted to
 
@@ -76,6 +76,7 @@ class Bench:
     def tower(self) -> Tower:
         """The backbone with its layer; refuses other weights than those that the folder was made with."""
         setup = self.setup
+        check_threads(setup.threads)
         loaded = load_tower(setup.spec.model, setup.device, trust_remote_code=setup.trust_remote_code)
         tower = replace(loaded, threads=setup.threads)
         path, found = self.folder / "backbone.json", {"fingerprint": tower.fingerprint()}

@@ -108,7 +108,7 @@ def _measure(bench: Bench, method: Method, seed: int) -> dict[str, Any]:
 def _error_of_removal(bench: Bench, dictionary: Dictionary) -> float:
     """How far the model without its most active part is from what that part says it adds, as a share of the latter.
 
-    The part is taken away where the model computes, and the stream behind the block must change by what the part writes,
+    The part is taken away where the model computes; the stream behind the block must change by what the part writes,
     on every token of some images.
     """
     tower, worst = bench.tower, 0.0
