@@ -119,7 +119,7 @@ class Tower:
     def _as_tokens(self, q: torch.Tensor) -> torch.Tensor:
         """Return the layer's input with feature maps flattened to rows of tokens."""
         if isinstance(self.layer, nn.Conv2d):
-            return _read_positions(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
+            return read_positions(self.layer, q).flatten(2).transpose(1, 2)  # (batch, height x width, d_in)
         return q.flatten(1, -2) if q.dim() > 3 else q  # channels-last maps: (batch, height x width, d_in)
 
     @cached_property
@@ -294,7 +294,7 @@ def _describe_config(module: nn.Module) -> Any:
     ]
 
 
-def _read_positions(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:
+def read_positions(layer: nn.Conv2d, q: torch.Tensor) -> torch.Tensor:
     """Return the positions of a feature map that a 1x1 convolution computes an output for."""
     if not isinstance(layer.padding, str):  # "same" and "valid" pad nothing at this kernel size
         rows, columns = layer.padding

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +30,68 @@ from elude_steer.utils.files import explain_write_errors, write_array, write_fil
 
 def collect_tokens(build: Build) -> StageFolder:
     """Store a random sample of the tokens of every image; a `TokenStore` reads the folder."""
+    return collect_draws([build])[0]
+
+
+def collect_draws(builds: Sequence[Build]) -> list[StageFolder]:
+    """The same for several builds that differ in the seed of their tokens alone, in one pass over the images."""
+    first = builds[0]
+    folders = [_open_tokens(build) for build in builds]
+    # Another build of the same tokens waits here and then finds them done. A killed process releases its lock.
+    with ExitStack() as locks:
+        for folder in sorted(folders, key=lambda folder: folder.key):  # in one order: two builds cannot wait in a ring
+            if first.is_main:
+                locks.enter_context(FileLock(str(folder.path) + ".lock"))
+        first.workers.barrier()
+        pairs = list(zip(builds, folders, strict=True))
+        left = [(build, folder) for build, folder in pairs if not _count_path(folder.path).exists()]
+        first.workers.barrier()  # nobody counts before all have looked
+        if left:
+            _collect_shards([build for build, _ in left], [folder.path for _, folder in left])
+        if first.is_main:
+            for build, folder in pairs:
+                _merge_and_report(build, folder.path)
+    first.workers.barrier()
+    return folders
+
+
+def _open_tokens(build: Build) -> StageFolder:
     spec = build.spec.tokens
     # The shard's size is a cause, because unfinished shards are numbered files.
-    folder = build.open_stage(
+    return build.open_stage(
         "tokens", *build.source, spec.per_image, spec.seed, spec.dtype, spec.batch_size, build.shard
     )
-    # Another build of the same tokens waits here and then finds them done. A killed process releases its lock.
-    with FileLock(str(folder.path) + ".lock") if build.is_main else nullcontext():
-        build.workers.barrier()
-        _collect_shards(build, folder.path)
-        if build.is_main:
-            _merge_and_report(build, folder.path)
-    build.workers.barrier()
-    return folder
 
 
-def _collect_shards(build: Build, folder: Path) -> None:
-    if _count_path(folder).exists():
-        return
-    with build.progress_bar("collecting", build.images.length, "images") as bar:
+def _collect_shards(builds: Sequence[Build], folders: Sequence[Path]) -> None:
+    first = builds[0]
+    with first.progress_bar("collecting", first.images.length, "images") as bar:
 
         def work(shard: tuple[int, list[list[Item]]]) -> None:
             number, batches = shard
-            if shard_path(folder, number).exists():
+            left = [
+                (build.spec.tokens, folder)
+                for build, folder in zip(builds, folders, strict=True)
+                if not shard_path(folder, number).exists()
+            ]
+            if not left:
                 bar.update(sum(map(len, batches)))
                 return
             collect_shard(
-                build.tower,
+                first.tower,
                 batches,
-                build.spec.tokens,
-                folder,
+                left,
                 number,
-                encode=build.cache.encode,
-                stop=build.workers.stopped,
+                encode=first.cache.encode,
+                stop=first.workers.stopped,
                 on_batch=bar.update,
             )
 
-        shards = _CountingIterable(build.shards())
-        build.workers.each(shards, work)
-    if build.is_main:
-        write_file(_count_path(folder), lambda file: file.write(json.dumps(shards.count).encode()))
+        shards = _CountingIterable(first.shards())
+        first.workers.each(shards, work)
+    if first.is_main:
+        for folder in folders:
+            write_file(_count_path(folder), lambda file: file.write(json.dumps(shards.count).encode()))
 
 
 def _merge_and_report(build: Build, folder: Path) -> None:
@@ -112,8 +134,7 @@ def _count_path(folder: Path) -> Path:
 def collect_shard(
     tower: Tower,
     batches: Sequence[Sequence[Item]],
-    spec: TokensSpec,
-    folder: Path,
+    draws: Sequence[tuple[TokensSpec, Path]],
     number: int,
     *,
     encode: Callable[[Sequence[Item], Sequence[Any]], list[torch.Tensor]] | None = None,
@@ -125,15 +146,13 @@ def collect_shard(
     Args:
         tower: the model.
         batches: the images.
-        spec: how many tokens are drawn of each image, and how.
-        folder: where the shard is written.
+        draws: for each draw how many tokens of each image it takes, and how, and the folder of its shards.
         number: of the shard.
         encode: gives the layer inputs of images that were read, instead of the tower alone.
         stop: once set, nothing is written.
         on_batch: called with the number of images after each batch.
     """
-    tokens: list[np.ndarray] = []
-    places: list[np.ndarray] = []
+    drawn: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in draws]
     ids: dict[int, str] = {}
     skipped: dict[str, str] = {}
     for batch in batches:
@@ -143,18 +162,18 @@ def collect_shard(
         items, images = [item for item, _, _ in loaded], [image for _, image, _ in loaded]
         encoded = (encode(items, images) if encode else tower.encode(images)) if loaded else []
         for (item, _, digest), q in zip(loaded, encoded, strict=True):
-            rows, place = _draw_tokens(tower, q, digest, item.index, spec)
-            tokens.append(rows)
-            places.append(place)
+            for (spec, _), found in zip(draws, drawn, strict=True):
+                found.append(_draw_tokens(tower, q, digest, item.index, spec))
             ids[item.index] = item.id
         if on_batch:
             on_batch(len(batch))
-    summary = {"rows": sum(map(len, tokens)), "images": ids, "skipped": skipped}
-    path = shard_path(folder, number)
-    if tokens:
-        write_array(path.with_suffix(".tokens.npy"), np.concatenate(tokens))
-        write_array(path.with_suffix(".places.npy"), np.concatenate(places))
-    write_file(path, lambda file: file.write(json.dumps(summary).encode()))
+    for (_, folder), found in zip(draws, drawn, strict=True):
+        path = shard_path(folder, number)
+        if found:
+            write_array(path.with_suffix(".tokens.npy"), np.concatenate([tokens for tokens, _ in found]))
+            write_array(path.with_suffix(".places.npy"), np.concatenate([places for _, places in found]))
+        summary = {"rows": sum(len(tokens) for tokens, _ in found), "images": ids, "skipped": skipped}
+        write_file(path, lambda file, summary=summary: file.write(json.dumps(summary).encode()))  # type: ignore[misc]
 
 
 def _draw_tokens(

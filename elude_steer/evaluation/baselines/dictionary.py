@@ -51,6 +51,10 @@ class Dictionary:
         """The dictionary's approximation of the layer's output, `(…, d_out)`."""
         return self.read(q) @ self.write + self.base
 
+    def vectors(self) -> dict[str, torch.Tensor]:
+        """What the stability compares: the atoms and their units, on the CPU."""
+        return {"atoms": self.atoms.cpu().contiguous(), "units": self.units.cpu().contiguous()}
+
 
 def group_by_unit(atoms: torch.Tensor, units: torch.Tensor) -> list[torch.Tensor]:
     """The vectors of each unit, without those of length zero."""

@@ -7,8 +7,9 @@ overcomplete can be imported, tests compare the kinds that both have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,11 +24,17 @@ from elude_steer.utils.progress import track
 _NESTED = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the latents that each level of Matryoshka uses
 _RELAXED = 1.0  # how far an archetype may leave the convex hull of the points
 _BAND = 0.03  # width around JumpReLU's threshold in which it gets a gradient
+_PENALTIES: dict[str, tuple[float, ...]] = {  # the paper's weights of L1, and of L0 for JumpReLU
+    "vanilla": (1e-3, 5e-3, 2e-2),
+    "transcoder": (1e-3, 5e-3, 2e-2),
+    "jumprelu": (1e-4, 1e-3, 1e-2),
+}
+_PIECE = 262_144  # tokens that are summed at a time
 
 
 @dataclass(frozen=True)
 class SaeSpec:
-    """Training settings of an SAE; the defaults are the paper's.
+    """Training settings of an SAE; the defaults are the paper's, but for `dead_after`.
 
     Attributes:
         kind: the kind of SAE.
@@ -35,7 +42,9 @@ class SaeSpec:
         active: active latents per token, for kinds that fix their number; below one, a share of all latents
             (archetypal: 0.1).
         sparsity: weight of the sparsity penalty: L1 for vanilla and the transcoder, L0 for JumpReLU.
-        revive: weight of the loss term that revives latents that stopped firing.
+        revive: weight of the loss term that revives dead latents.
+        dead_after: steps without firing after which a latent is dead; 0, as in the paper, revives those that fire for
+            no token of the batch.
         learning_rate: the highest learning rate of Adam.
         epochs: passes over the tokens.
         batch_size: tokens per step.
@@ -47,6 +56,7 @@ class SaeSpec:
     active: float = 20
     sparsity: float = 1e-3
     revive: float = 1e-4
+    dead_after: int = 50
     learning_rate: float = 5e-4
     epochs: int = 50
     batch_size: int = 4096
@@ -64,6 +74,11 @@ class SaeSpec:
         active = self.active * self.latents if self.active < 1 else self.active
         return max(1, min(self.latents, round(active)))
 
+    @property
+    def varied(self) -> dict[str, float]:
+        """The settings that trials vary."""
+        return {"learning_rate": self.learning_rate, "revive": self.revive, "sparsity": self.sparsity}
+
 
 class Sae(nn.Module):
     """An autoencoder of a layer's output; a transcoder maps the layer's input to its output.
@@ -78,10 +93,9 @@ class Sae(nn.Module):
         generator = torch.Generator().manual_seed(spec.seed)  # on the CPU: the same weights for every device
         device = targets.device
         for name, values in (("input", inputs), ("target", targets)):
-            mean = values.double().mean(0)
-            spread = (values.double() - mean).square().mean().sqrt().clamp_min(1e-12)
-            self.register_buffer(f"{name}_mean", mean.float())
-            self.register_buffer(f"{name}_scale", spread.float())
+            mean, spread = _centre_and_scale(values)
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_scale", spread)
         d_in, d_out = inputs.shape[1], targets.shape[1]
         atoms = F.normalize(torch.randn(spec.latents, d_out, generator=generator), dim=1).to(device)
         if spec.kind == "archetypal":
@@ -116,6 +130,19 @@ class Sae(nn.Module):
             with torch.no_grad():
                 output, target = self(sample)[1] @ self.dictionary(), (sample - self.target_mean) / self.target_scale
                 self.encoder.mul_(((output * target).sum() / output.square().sum().clamp_min(1e-12)).clamp_min(1e-6))
+
+    @classmethod
+    def from_state(cls, spec: SaeSpec, state: Mapping[str, torch.Tensor]) -> Sae:
+        """A trained SAE from its `state_dict`; needs no tokens."""
+        sae = cls.__new__(cls)
+        nn.Module.__init__(sae)
+        sae.spec = spec
+        for name, tensor in state.items():
+            if name.endswith(("_mean", "_scale")) or name in ("points", "threshold"):
+                sae.register_buffer(name, tensor)
+            else:
+                setattr(sae, name, nn.Parameter(tensor))
+        return sae.eval().requires_grad_(False)
 
     def dictionary(self) -> torch.Tensor:
         """The latents' directions, `(latents, d_out)`, each of length 1; archetypes keep their own length."""
@@ -175,6 +202,19 @@ class Sae(nn.Module):
         return codes @ self.dictionary() + self.target_mean
 
 
+def _centre_and_scale(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and overall spread of tokens, summed in pieces: millions of tokens in double precision are too many."""
+    pieces = values.split(_PIECE)
+    if len(pieces) == 1:
+        mean = values.double().mean(0)
+        variance = (values.double() - mean).square().mean()
+    else:
+        mean = torch.stack([piece.double().sum(0) for piece in pieces]).sum(0) / len(values)
+        squares = torch.stack([(piece.double() - mean).square().sum() for piece in pieces])
+        variance = squares.sum() / values.numel()
+    return mean.float(), variance.sqrt().clamp_min(1e-12).float()
+
+
 class _JumpRelu(torch.autograd.Function):
     """x above a threshold, else 0; values close to the threshold give it a gradient."""
 
@@ -210,33 +250,36 @@ def train_sae(
     inputs: torch.Tensor,
     targets: torch.Tensor | None = None,
     *,
+    device: torch.device | None = None,
     on_epoch: Callable[[int], object] | None = None,
 ) -> Sae:
-    """Train an SAE; on one thread, the same spec and tokens give the same bits.
+    """Train an SAE; on one thread of a CPU, the same spec and tokens give the same bits.
 
     Args:
         spec: the kind and the training settings.
         inputs: `(tokens, d)` the layer's outputs, or for a transcoder the layer's inputs.
         targets: `(tokens, d_out)` what the SAE should reconstruct; by default its inputs.
+        device: where it is trained, by default where the tokens are; batches are moved there one by one.
         on_epoch: called with 1 after every epoch.
     """
     targets = inputs if targets is None else targets
     if len(inputs) < 2 or len(inputs) != len(targets):
         raise SpecError(f"an SAE needs at least two tokens, and as many targets, not {len(inputs)} and {len(targets)}.")
-    if not (torch.isfinite(inputs).all() and torch.isfinite(targets).all()):
+    if not all(bool(torch.isfinite(piece).all()) for part in (inputs, targets) for piece in part.split(_PIECE)):
         raise SpecError("the tokens are not finite numbers; an SAE cannot learn from them.")
-    sae = Sae(spec, inputs, targets).to(inputs.device)
+    place = inputs.device if device is None else device
+    sae = Sae(spec, inputs, targets).to(place)
     generator = torch.Generator().manual_seed(spec.seed)
     optimizer = torch.optim.Adam(sae.parameters(), lr=spec.learning_rate)
     size = min(spec.batch_size, len(inputs))
     total = spec.epochs * (len(inputs) // size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, total))
-    silent = torch.zeros(spec.latents, device=inputs.device)  # steps since each latent fired
+    silent = torch.zeros(spec.latents, device=place)  # steps since each latent fired
     for _ in track(range(spec.epochs), "training", "epochs"):
         order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
         for start in range(0, len(order) - size + 1, size):
             rows = order[start : start + size]
-            loss, codes = _loss(sae, inputs[rows], targets[rows], silent)
+            loss, codes = _loss(sae, inputs[rows].to(place), targets[rows].to(place), silent)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(sae.parameters(), 1.0)
@@ -272,7 +315,7 @@ def _loss(
     if spec.kind == "jumprelu":
         fires = _Fires.apply(before, sae.log_threshold.exp())
         loss = loss + spec.sparsity * fires.sum(1).mean()
-    dead = silent > 50
+    dead = silent > spec.dead_after if spec.dead_after else ~(codes > 0).any(0)
     if dead.any():
         loss = loss - spec.revive * before[:, dead].mean()
     return loss, codes.detach()
@@ -307,13 +350,17 @@ class Quality:
 def quality(sae: Sae, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> Quality:
     """Measure an SAE on tokens, in batches that bound the memory."""
     targets = inputs if targets is None else targets
-    error, fired, ever = 0.0, 0, torch.zeros(sae.spec.latents, dtype=torch.bool)
+    place, error, fired = sae.target_mean.device, 0.0, 0
+    ever = torch.zeros(sae.spec.latents, dtype=torch.bool)
     for x, y in zip(inputs.split(8192), targets.split(8192), strict=True):
-        codes = sae.encode(x)
-        error += float((sae.decode(codes) - y.float()).double().square().sum())
+        codes = sae.encode(x.to(place))
+        error += float((sae.decode(codes) - y.to(place).float()).double().square().sum())
         fired += int((codes > 0).sum())
         ever |= (codes > 0).any(0).cpu()
-    spread = float((targets.double() - targets.double().mean(0)).square().sum())
+    if len(targets) <= _PIECE:
+        spread = float((targets.double() - targets.double().mean(0)).square().sum())
+    else:
+        spread = float(_centre_and_scale(targets)[1].double().square()) * targets.numel()
     return Quality(
         1 - error / spread if spread else float(error == 0), fired / len(inputs), float((~ever).double().mean())
     )
@@ -323,16 +370,25 @@ def make_grid(spec: SaeSpec, rates: Sequence[float] = (1e-4, 5e-4, 1e-3)) -> lis
     """Nine variants of a spec, with the paper's values.
 
     They vary the learning rate and the weight of the sparsity penalty. Kinds with a fixed number of active latents have
-    no such penalty and vary `revive` instead. The paper crosses all three settings where a kind has three.
+    no such penalty and vary `revive` instead. The paper crosses all three settings: `make_paper_grid`.
     """
-    penalties: dict[str, tuple[str, Sequence[float]]] = {
-        "vanilla": ("sparsity", (1e-3, 5e-3, 2e-2)),
-        "transcoder": ("sparsity", (1e-3, 5e-3, 2e-2)),
-        "jumprelu": ("sparsity", (1e-4, 1e-3, 1e-2)),
-    }
-    name, values = penalties.get(spec.kind, ("revive", (1e-5, 1e-4, 1e-3)))
+    sparse = spec.kind in _PENALTIES
+    name, values = ("sparsity", _PENALTIES[spec.kind]) if sparse else ("revive", (1e-5, 1e-4, 1e-3))
     points: list[dict[str, Any]] = [{"learning_rate": rate, name: value} for rate in rates for value in values]
     return [replace(spec, **point) for point in points]
+
+
+def make_paper_grid(spec: SaeSpec) -> list[SaeSpec]:
+    """The paper's grid: learning rate times weight of dead latents, times weight of the sparsity where there is one.
+
+    27 points for vanilla, JumpReLU and the transcoder, nine for the others.
+    """
+    rates, weights = (1e-4, 5e-4, 1e-3), (1e-5, 1e-4, 1e-3)
+    penalties = _PENALTIES.get(spec.kind, (spec.sparsity,))
+    return [
+        replace(spec, learning_rate=rate, revive=weight, sparsity=penalty)
+        for rate, weight, penalty in product(rates, weights, penalties)
+    ]
 
 
 def choose_best(tried: Sequence[tuple[SaeSpec, Quality]]) -> SaeSpec:
@@ -358,8 +414,7 @@ def try_settings(spec: SaeSpec, tokens: torch.Tensor, rates: Sequence[float]) ->
     """
     sample, short = tokens[::6], replace(spec, epochs=max(1, spec.epochs // 2))
     tried = [(one, quality(train_sae(one, sample), sample)) for one in make_grid(short, rates)]
-    best = choose_best(tried)
-    return {"learning_rate": best.learning_rate, "revive": best.revive, "sparsity": best.sparsity}
+    return choose_best(tried).varied
 
 
 def from_sae(name: str, sae: Sae, layer: nn.Module) -> Dictionary:

@@ -11,6 +11,7 @@ from torch import nn
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.dictionary import Dictionary
 from elude_steer.method.clustering import distances
 from elude_steer.method.contributions import cluster_means, contributions, representatives
@@ -18,6 +19,7 @@ from elude_steer.method.layers import SubUnits, layer_parameters, sub_unit_param
 from elude_steer.method.splitting import random_memberships, split_unit
 
 Split = Literal["random", "pure", "activations"]
+MAX_WARD = 30_000  # instances of a unit whose distances, all pairs, Ward's method keeps in memory
 
 
 def from_members(name: str, layer: nn.Module, members: torch.Tensor, units: torch.Tensor) -> Dictionary:
@@ -57,6 +59,11 @@ def split_units(
     weight, bias = (tensor.float().cpu() for tensor in layer_parameters(layer))
     spec = atlas.about["spec"]
     counts = torch.bincount(atlas.units, minlength=atlas.d_out).tolist()
+    if split == "activations" and (size := min(int(spec["clusters"]["top_k"]), len(store))) > MAX_WARD:
+        raise SpecError(
+            f"clusters of activations compare all pairs of a unit's {size:,} instances, and more than {MAX_WARD:,} do "
+            "not fit the memory; leave this method out, or lower clusters.top_k."
+        )
     members = []
     for start in range(0, len(weight), 32):
         stop = min(start + 32, len(weight))
@@ -75,6 +82,58 @@ def split_units(
             members.append(split_unit(centres, means, weight[unit], float(bias[unit]), winner_rule=rule).members)
     units = torch.repeat_interleave(torch.arange(len(weight)), torch.tensor([len(one) for one in members]))
     return from_members(name, layer, torch.cat(members), units)
+
+
+def split_by_class(name: str, layer: nn.Module, store: TokenStore, atlas: Atlas, classes: np.ndarray) -> Dictionary:
+    """The units of an atlas, each divided by the classes of its strongest instances, as DPCiCNN does with labels.
+
+    A unit's most frequent classes take the place of clusters. A class owns the inputs at which its mean contribution
+    exceeds that of every other class by a margin, which is chosen as for ELUDe; all others go to a residual part, which
+    stands for no concept. A unit that the atlas splits gets at most as many parts as there, but no fewer than two
+    classes and a residual; without two classes among its instances it stays whole.
+
+    Args:
+        name: the method's name.
+        layer: the layer to split.
+        store: the instances that the atlas was built from.
+        atlas: gives the number of parts, the number of instances of each unit, and the size of the smallest cluster.
+        classes: `(instances,)` the class of each instance of the store; -1 for none.
+    """
+    weight, bias = (tensor.float().cpu() for tensor in layer_parameters(layer))
+    spec, counts = atlas.about["spec"]["clusters"], torch.bincount(atlas.units, minlength=atlas.d_out).tolist()
+    members: list[torch.Tensor] = []
+    for start in range(0, len(weight), 32):
+        stop = min(start + 32, len(weight))
+        _, rows = strongest_instances(store, weight[start:stop], bias[start:stop], spec["top_k"])
+        for unit in range(start, stop):
+            own = rows[unit - start].numpy()
+            most = max(2, counts[unit] - 1) if counts[unit] > 1 else 0
+            numbers = _most_frequent(classes[own], most, int(spec["min_cluster_size"]))
+            if len(numbers) < 2:
+                members.append(torch.ones(1, atlas.d_in, dtype=torch.bool))
+                continue
+            labelled = np.isin(classes[own], numbers)
+            q = store.gather(own[labelled])
+            labels = torch.from_numpy(np.searchsorted(numbers, classes[own[labelled]]))
+            centres = representatives(contributions(q, weight[unit]), labels, torch.ones(len(q)), len(numbers))
+            means = cluster_means(q, labels, len(numbers))
+            owners = split_unit(centres, means, weight[unit], float(bias[unit]), winner_rule="winner").members
+            members.append(_with_residual(owners))
+    units = torch.repeat_interleave(torch.arange(len(weight)), torch.tensor([len(one) for one in members]))
+    return from_members(name, layer, torch.cat(members), units)
+
+
+def _most_frequent(classes: np.ndarray, count: int, smallest: int) -> list[int]:
+    """Up to `count` classes with most instances, at least `smallest`, in ascending order; ties go to the lower."""
+    numbers, sizes = np.unique(classes[classes >= 0], return_counts=True)
+    order = np.argsort(-sizes, kind="stable")[:count]
+    return sorted(int(numbers[i]) for i in order if sizes[i] >= smallest)
+
+
+def _with_residual(owners: torch.Tensor) -> torch.Tensor:
+    """Owners of each input, where those that all own go to one more part, `(K + 1, d_in)`."""
+    shared = owners.all(0)
+    return torch.cat([owners & ~shared, shared[None]])
 
 
 def _cluster(split: Split, c: torch.Tensor, q: torch.Tensor, parts: int, seed: int) -> np.ndarray:

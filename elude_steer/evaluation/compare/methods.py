@@ -57,13 +57,13 @@ class Method:
     Attributes:
         name: shown in tables, given to `--method`, and written to results.
         kind: how its dictionary is made: from an atlas, from the raw units, by another split of the units, by an SAE,
-            or from differences of means.
+            from differences of means, or by a split that is told the classes of instances.
         variant: the atlas's winner rule, the split, or the kind of SAE.
-        supervised: whether it is given what each token shows.
+        supervised: whether it is given what tokens show.
     """
 
     name: str
-    kind: Literal["atlas", "units", "split", "sae", "means"]
+    kind: Literal["atlas", "units", "split", "sae", "means", "classes"]
     variant: str = ""
     supervised: bool = False
 
@@ -88,6 +88,7 @@ METHODS: dict[str, Method] = {
             for kind in SAE_KINDS
         ),
         Method("difference of means (supervised)", "means", supervised=True),
+        Method("DPCiCNN (supervised)", "classes", supervised=True),
     )
 }
 ELUDE = METHODS["ELUDe (gap)"]  # sets the number of parts and latents of all other methods

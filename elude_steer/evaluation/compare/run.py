@@ -34,7 +34,7 @@ from elude_steer.evaluation.baselines.sae import (
     quality,
     train_sae,
 )
-from elude_steer.evaluation.baselines.splits import from_atlas, raw_units, split_units
+from elude_steer.evaluation.baselines.splits import from_atlas, raw_units, split_by_class, split_units
 from elude_steer.evaluation.compare.edit_trial import EditTrial
 from elude_steer.evaluation.compare.grids import GRIDS, SUPERVISED, Grid, take_values
 from elude_steer.evaluation.compare.labelling import (
@@ -57,7 +57,7 @@ from elude_steer.models.images import image_set
 from elude_steer.models.vlm import Vlm
 from elude_steer.recipe_files import load_spec, recipes_dir
 from elude_steer.specs import AtlasSpec
-from elude_steer.utils.files import read_tensors, write_file, write_tensors
+from elude_steer.utils.files import read_json, read_tensors, write_file, write_tensors
 from elude_steer.utils.fingerprint import make_key, versions
 from elude_steer.utils.parallel import WorkerGroup, worker_group
 
@@ -168,6 +168,7 @@ class Comparison:
             "split": self._make_split,
             "sae": self._make_sae,
             "means": self._make_means,
+            "classes": self._make_from_classes,
         }
         return make[method.kind](method, seed, run)
 
@@ -186,11 +187,16 @@ class Comparison:
         return from_sae(method.name, self.sae(method, seed, run), self.vlm.layer)
 
     def _make_means(self, method: Method, seed: int, run: int) -> Dictionary:
-        scenes = self.probing_scenes
-        images = list(zip(scenes.layer_inputs(), scenes.shown_by_image(), strict=True))
+        images = list(zip(self.probing_scenes.layer_inputs(), self.probing_scenes.shown_by_image(), strict=True))
         concepts = [word for word in (*toyland.OBJECTS, *toyland.PLACES) if word in self.vocabulary.words]
         with self._count_cost(method, seed, run, resumes=False):
             return difference_of_means(method.name, self.vlm.layer, images, concepts)
+
+    def _make_from_classes(self, method: Method, seed: int, run: int) -> Dictionary:
+        atlas, store = self.atlas(ELUDE, seed), self.store(seed)
+        with self._count_cost(method, seed, run, resumes=False):
+            classes = self.probing_scenes.instance_classes(store.places)
+            return split_by_class(method.name, self.vlm.layer, store, atlas, classes)
 
     def sae(self, method: Method, seed: int, run: int = 0) -> Sae:
         """A method's SAE, trained once; its settings are chosen on the first seed, by the paper's rule."""
@@ -223,7 +229,7 @@ class Comparison:
             short = replace(spec, epochs=max(1, spec.epochs // 2), seed=self.size.seeds[0])
             specs = make_grid(short, _RATES)[: self.size.trials]
             tried = [(one, quality(train_sae(one, inputs, targets), inputs, targets)) for one in specs]
-            return {"best": _varied(choose_best(tried)), "tried": [[_varied(s), asdict(q)] for s, q in tried]}
+            return {"best": choose_best(tried).varied, "tried": [[s.varied, asdict(q)] for s, q in tried]}
 
         return replace(spec, **load_or_make(self.work / f"trials-{spec.kind}.json", run_trials)["best"])
 
@@ -240,7 +246,7 @@ class Comparison:
             labels.method, top_k=labels.top_k, a=labels.a, lam=labels.lam, min_prob=labels.min_prob
         )
         latents = label_dictionary(dictionary, scenes, self.vocabulary, settings, fit=fit)
-        if not method.supervised:
+        if method.kind != "means":
             return latents
         calibration = calibrate_with_truth(dictionary, scenes, self.vocabulary.words, fit)
         return with_key(replace(latents, calibration=calibration))
@@ -257,7 +263,7 @@ class Comparison:
         def make_latents() -> tuple[NamedDictionary, float]:
             self.log(f"{method.name}, seed {seed}")
             dictionary = self.dictionary(method, seed)
-            write_tensors(self._vectors(method, seed), _atoms(dictionary))
+            write_tensors(self._vectors(method, seed), dictionary.vectors())
             start = time.process_time()
             return self.label(method, seed, dictionary), time.process_time() - start
 
@@ -304,7 +310,7 @@ class Comparison:
         found: dict[str, Any] = {}
         for (mode, kind), values in GRIDS.items():
             grid = take_values(values, self.size.grid_values)
-            for supervised in (False, True) if mode == "place" and not method.supervised else (False,):
+            for supervised in (False, True) if mode == "place" and method.kind != "means" else (False,):
 
                 def steer(kind: Kind = kind, grid: Grid = grid, supervised: bool = supervised) -> dict[str, Any]:
                     latents = make_latents()[0]
@@ -357,13 +363,15 @@ class Comparison:
         recipe = {name: part for name, part in asdict(self.spec).items() if name != "license"}  # changes no number
         made_of = make_key(self.vlm.fingerprint(), self.vocabulary.encoder.key, recipe, versions())
         about = {**self.size.to_dict(), "methods": list(METHODS), "made of": made_of}
-        path, text = self.work / "size.json", json.dumps(about, indent=1)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
+        path = self.work / "size.json"
+        stored = read_json(path) if path.exists() else about
+        known = stored["methods"] == about["methods"][: len(stored["methods"])]  # new methods stand at the end
+        if not known or {**json.loads(json.dumps(about)), "methods": []} != {**stored, "methods": []}:
             raise SpecError(
                 f"'{self.work}' holds a comparison of another size, model, recipe or version; give another folder: "
                 "--work FOLDER."
             )
-        write_file(path, lambda file: file.write(text.encode()))
+        write_file(path, lambda file: file.write(json.dumps(about, indent=1).encode()))
 
     def _prepare(
         self, workers: WorkerGroup, methods: Sequence[Method], seeds: Sequence[int], parts: Sequence[Part]
@@ -400,7 +408,7 @@ class Comparison:
             method, run = piece
             if not (path := self._vectors(method, seed, run)).exists():
                 self.log(f"{method.name}, run {run + 1}")
-                write_tensors(path, _atoms(self.dictionary(method, seed, run)))
+                write_tensors(path, self.dictionary(method, seed, run).vectors())
 
         workers.each(pieces, write_vectors)
 
@@ -439,12 +447,3 @@ class Comparison:
     def stability_across_runs(self, method: Method) -> float:
         """Similarity of the dictionaries of several runs on the same tokens; NaN before there is a second."""
         return mean_stability([self._vectors(method, self.size.seeds[0], run) for run in range(self._runs(method))])
-
-
-def _varied(spec: SaeSpec) -> dict[str, float]:
-    """The settings that trials vary."""
-    return {"learning_rate": spec.learning_rate, "revive": spec.revive, "sparsity": spec.sparsity}
-
-
-def _atoms(dictionary: Dictionary) -> dict[str, torch.Tensor]:
-    return {"atoms": dictionary.atoms.contiguous(), "units": dictionary.units.contiguous()}

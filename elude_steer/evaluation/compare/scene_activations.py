@@ -69,6 +69,12 @@ class SceneActivations(ImageActivations):
         ]
         return torch.cat(parts), self.shown[rows]
 
+    def instance_classes(self, places: np.ndarray) -> np.ndarray:
+        """What each stored instance shows, as a number: `(instances,)`, -1 for clutter."""
+        starts = np.cumsum(self.counts) - self.counts
+        numbers = class_numbers(self.shown[starts[places["image"]] + places["token"]]).numpy()
+        return np.where(numbers == 0, -1, numbers)
+
 
 def class_numbers(shown: np.ndarray) -> torch.Tensor:
     """A number for what each token shows, the same in every set of scenes."""

@@ -82,7 +82,7 @@ def _measures_table(size: Size, measured: Mapping[str, Sequence[Mapping[str, Any
 
 def _draw(size: Size, measured: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> None:
     """Write the figure."""
-    shown = [name for name in measured if not METHODS[name].supervised]  # directions reconstruct nothing: far below all
+    shown = [name for name in measured if METHODS[name].kind != "means"]  # directions reconstruct nothing
     points = [(_mean(measured[name], "MS-Score of many") / 100, _mean(measured[name], "R2")) for name in shown]
     marked = [number for number, name in enumerate(shown) if METHODS[name].kind == "atlas"]
     chart = plotting.scatter(points, x=f"MS-Score of {size.ms_scenes:,} scenes", y="R2", marked=marked, names=shown)

@@ -47,7 +47,7 @@ def head_accuracy(
     processor = load_image_processor(model_id, trust_remote_code=trust_remote_code)
     name, layer = find_layer(model, str(atlas.about["layer"]))
     atlas.check(layer)
-    classes = _find_classes([item.id for item in items], names, model.config.id2label)
+    classes = find_classes([item.id for item in items], names, model.config.id2label)
 
     def logits(batch: Sequence[Any]) -> torch.Tensor:
         pixels = processor(images=list(batch), return_tensors="pt")["pixel_values"]
@@ -63,7 +63,7 @@ def head_accuracy(
     return explicit_accuracy, accuracy(logits, batches())
 
 
-def _find_classes(names: Sequence[str], all_names: Sequence[str], classes: Mapping[int, str]) -> list[int]:
+def find_classes(names: Sequence[str], all_names: Sequence[str], classes: Mapping[int, str]) -> list[int]:
     """The class of each image, from its folder: a class's name, one of its names between commas, or its number.
 
     Folders with other names, such as ImageNet's, stand for the classes in alphabetical order, if there are as many.

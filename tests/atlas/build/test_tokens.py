@@ -38,7 +38,7 @@ def collect(tower, images, folder, spec, shard=64):
     source = image_set(images)
     count = 0
     for number, batches in iterate_shards(source, spec.batch_size, shard):
-        collect_shard(tower, batches, spec, folder, number)
+        collect_shard(tower, batches, [(spec, folder)], number)
         count += 1
     notes = merge_shards(folder, count, "test")
     return TokenStore(folder), notes
@@ -92,7 +92,7 @@ def test_an_interrupted_merge_continues(tower, images, tmp_path, monkeypatch):
     whole, _ = collect(tower, images, tmp_path / "a", spec, 4)
     folder = tmp_path / "b"
     for number, batches in iterate_shards(image_set(images), 4, 4):
-        collect_shard(tower, batches, spec, folder, number)
+        collect_shard(tower, batches, [(spec, folder)], number)
     append, seen = tokens._append, []
 
     def interrupted(*args):
@@ -166,7 +166,7 @@ def test_ties_keep_the_order_of_the_store(tower, tmp_path):
 def test_the_summary_of_a_shard_is_plain_json(tower, images, tmp_path):
     spec = TokensSpec(2)
     number, batches = next(iterate_shards(image_set(images), spec.batch_size))
-    collect_shard(tower, batches, spec, tmp_path, number)
+    collect_shard(tower, batches, [(spec, tmp_path)], number)
     summary = json.loads((tmp_path / "shard-000000.json").read_text())
     assert summary["rows"] == 46
     assert summary["images"]["0"] == "00000000"

@@ -1,0 +1,103 @@
+"""What a dictionary is worth on the images of a table: the same measures for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elude_steer.errors import ImageError
+from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
+from elude_steer.evaluation.measures.faithfulness import R2
+from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
+from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
+from elude_steer.evaluation.result_files import load_or_make
+from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.setup import class_of
+from elude_steer.models.images import Item
+
+
+@torch.inference_mode()
+def measure_dictionary(bench: Bench, dictionary: Dictionary) -> dict[str, float]:
+    """All measures of a dictionary on the held-out images, in one pass over their activations."""
+    outputs_for, r2, peaks, probe = linear_outputs(bench.tower.layer), R2(), None, bench.probe
+    active, tokens = 0, 0
+    items: list[Item] = []
+    means: list[torch.Tensor] = []
+    for item, q, stream in bench.held_out.activations():
+        codes, out = dictionary.read(q), outputs_for(q)
+        approximate = codes @ dictionary.write + dictionary.base
+        if peaks is None:
+            peaks = Peaks(codes.shape[1], out.shape[1])
+        peaks.add(codes, out)
+        r2.add(out, approximate)
+        active, tokens = active + int((codes > 0).sum()), tokens + len(q)
+        items.append(item)
+        if probe is not None:
+            means.append(probe.mean_stream(stream, approximate - out))
+    if peaks is None:
+        raise ImageError(f"none of the images of {bench.setup.held_out_set.name} can be read.")
+    measures = {
+        "latents": float(len(dictionary)),
+        "expansion": len(dictionary) / dictionary.write.shape[1],
+        "MS-Score": mean_percent(peaks.scores()),
+        "R2": r2.value,
+        "never fire": float(peaks.silent.double().mean()),
+        "active": active / tokens,
+        **measure_atoms(dictionary.atoms.cpu()),
+    }
+    baseline = baseline_accuracy(bench)
+    if baseline is None:
+        return measures
+    if bench.head is not None:
+        share = bench.head.accuracy(items, head_classes(bench, items), dictionary)
+    else:
+        share = _probe_accuracy(bench, items, means)
+    return {**measures, "accuracy": share, "baseline accuracy": baseline}
+
+
+def measure_atoms(atoms: torch.Tensor) -> dict[str, float]:
+    """The geometry of the vectors of a dictionary, `(S, d)`; those of length zero are dead and left out."""
+    alive = atoms.norm(dim=1) > 0
+    return {
+        "dead": float((~alive).double().mean()),
+        "effective rank": effective_rank(atoms[alive]),
+        "collinearity": collinearity(atoms[alive]),
+    }
+
+
+@torch.inference_mode()
+def baseline_accuracy(bench: Bench) -> float | None:
+    """The accuracy of the unchanged backbone; None where it has no classifier or the images have no classes."""
+    if not bench.is_classified or (bench.head is None and bench.probe is None):
+        return None
+
+    def compute() -> dict[str, Any]:
+        if bench.head is not None:
+            items = bench.held_out.items
+            return {"accuracy": bench.head.accuracy(items, head_classes(bench, items))}
+        pairs = [(item, stream.mean(0).cpu()) for item, _, stream in bench.held_out.activations()]
+        return {"accuracy": _probe_accuracy(bench, [item for item, _ in pairs], [mean for _, mean in pairs])}
+
+    return float(load_or_make(bench.folder / "baseline.json", compute)["accuracy"])
+
+
+def _probe_accuracy(bench: Bench, items: Sequence[Item], means: Sequence[torch.Tensor]) -> float:
+    """The accuracy of the probe on mean streams of images, of those that have a class."""
+    numbers = torch.tensor(bench.class_numbers(items))
+    known = numbers >= 0
+    return (
+        float("nan")
+        if bench.probe is None
+        else bench.probe.accuracy(torch.stack(list(means))[known], numbers[known].tolist())
+    )
+
+
+def head_classes(bench: Bench, items: Sequence[Item]) -> list[int]:
+    """The classes of images as the head numbers them; none where there is no head."""
+
+    def named(some: Sequence[Item]) -> list[str]:
+        return [f"{class_of(item.id, bench.setup.classes)}/{item.index}" for item in some]
+
+    return [] if bench.head is None else bench.head.numbers(named(items), named(bench.held_out.items))
