@@ -1,4 +1,4 @@
-"""The edits of `reproduce steering`: which rows there are, the images that they need, and whether concepts went or came.
+"""The edits of `reproduce steering`: the rows, the images that they need, and whether concepts went or came.
 
 Nothing here loads torch, so that missing images are named before a model is loaded.
 """
@@ -14,6 +14,7 @@ from elude_steer.errors import ImageError, SpecError, did_you_mean
 from elude_steer.evaluation.reproduce.paper import PaperEdit, read_edits
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import Recipe, StepSpec
+from elude_steer.steering.settings import format_setting
 from elude_steer.utils.files import read_json
 
 PAPER_RECIPES = tuple(dict.fromkeys(edit.recipe for edit in read_edits()))
@@ -56,8 +57,10 @@ class Edit:
         """Its settings: `(50, -2, 100, 50)` as in the paper; what differs from that by name."""
         found = {name: value for name, value in asdict(self.step.settings).items() if value is not None}
         if found.get("mode") == "scale":
-            return f"({', '.join(f'{found[name]:g}' if name != 'nu' else str(found[name]) for name in _PAPER_SETTINGS)})"
-        return ", ".join(f"{name} {value}" for name, value in found.items()) or "the atlas's"
+            return (
+                f"({', '.join(f'{found[name]:g}' if name != 'nu' else str(found[name]) for name in _PAPER_SETTINGS)})"
+            )
+        return ", ".join(format_setting(name, value) for name, value in found.items()) or "the atlas's"
 
 
 _PAPER_SETTINGS = ("alpha", "gamma", "kappa", "nu")
@@ -124,11 +127,13 @@ def _read_source(source: str | Path | None, edits: Sequence[Edit]) -> dict[str, 
         raise ImageError(f"there is no folder or file '{source}' with the images of the edits; check the path.")
     mapping = read_json(path)
     if not isinstance(mapping, dict):
-        raise SpecError(f"'{source}' is not a JSON object of rows and images: {{\"train\": \"photos/train.jpg\"}}.")
+        raise SpecError(f'\'{source}\' is not a JSON object of rows and images: {{"train": "photos/train.jpg"}}.')
     known = {edit.row for edit in list_edits()} | set(SCENES) | names
     for name, value in mapping.items():
         if name not in known:
-            raise SpecError(f"'{source}' names '{name}', which is no row or scene.{did_you_mean(str(name), known)}")
+            raise SpecError(
+                f"'{source}' names '{name}', which is no row or scene.{did_you_mean(str(name), sorted(known))}"
+            )
         if not isinstance(value, str):
             raise SpecError(f"'{source}' gives {value!r} for '{name}'; write the path of an image.")
     return {name: (path.parent / value) for name, value in mapping.items()}

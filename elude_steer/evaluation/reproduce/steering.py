@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.pipeline import build
-from elude_steer.atlas.manifest import find_atlas, list_atlases
+from elude_steer.atlas.manifest import find_atlas
 from elude_steer.evaluation.reproduce.edits import PAPER_RECIPES, Edit, judge_caption
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
@@ -169,11 +168,7 @@ def _as_row(edit: Edit, result: SteeredCaption) -> Row:
         "notes": list(result.notes),
         "model": Path(str(result.provenance.get("model"))).name,
         "layer": result.provenance.get("layer"),
-        "image": data_uri(fit_within(result.image, 360)),
-        "maps": {word: data_uri(result.heatmap(word, side=170)) for word in _map_words(result)},
+        "image": data_uri(fit_within(result.image, 360), quick=True),
+        "maps": {word: data_uri(result.heatmap(word, side=300), quick=True) for word in result.maps},
         "paper": None if edit.paper is None else {"baseline": edit.paper.baseline, "caption": edit.paper.caption},
     }
-
-
-def _map_words(result: SteeredCaption) -> Sequence[str]:
-    return list(result.maps)
