@@ -85,16 +85,17 @@ class EditsResult:
             f"{len(self.rows)} edits. Of the concepts to remove, the caption before names {counted['named before']}; "
             f"{counted['went']} of these went. {counted['came']} of {counted['asked to come']} concepts came."
         )
+        title = "The paper's fourteen edits" if self.about["paper"] else "Edits"
         scenes = "".join(_scene(list(group)) for _, group in groupby(self.rows, key=lambda row: row["scene"]))
         body = (
-            f"<h1>{escape("The paper's fourteen edits") if self.about['paper'] else 'Edits'}</h1><p>{escape(lead)}</p>"
+            f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>"
             '<p class="soft">Words that are gone are struck through, new ones are green. The maps show where the '
             "sub-units of a word fire; patches that were changed are framed. A concept went if the caption named it "
             "before and does not now; it came if the caption names it now and did not before. Settings in brackets are "
             "(alpha, gamma, kappa, nu).</p>"
             f"{show_notes(self.notes)}{scenes}{show_hours(self.hours)}{show_about(self.about)}"
         )
-        return page("Edits", body, style=_STYLE)
+        return page(title, body, style=_STYLE)
 
 
 def describe_verdict(verdict: Mapping[str, Any]) -> tuple[str, str]:
