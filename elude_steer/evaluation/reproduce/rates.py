@@ -92,9 +92,18 @@ class Rates:
             step = max((many - few) / (_STEPS - 1), 1e-6)
             self._known[key] = (max(few - step, 0.0), step, size)
         start, step, size = self._known[key]
-        if spec.kind == "archetypal":  # clusters up to twenty tokens for each latent before the first step
-            start *= min(tokens, 20 * spec.latents) / min(size, 20 * spec.latents)
+        if spec.kind == "archetypal":  # it clusters up to twenty tokens for each latent before the first step
+            few = max(0.0, start - self._clustering(spec, size))
+            start = few + self._clustering(spec, min(tokens, 20 * spec.latents))
         return start, step
+
+    def _clustering(self, spec: SaeSpec, tokens: int) -> float:
+        """Seconds to cluster tokens into archetypes; of more than the trial has, in proportion."""
+        count = min(tokens, len(self._outputs))
+        key = ("archetypes", spec.latents, count)
+        if key not in self._known:
+            self._known[key] = self._time(lambda: Sae(spec, self._outputs[:count], self._outputs[:count]))
+        return float(self._known[key]) * tokens / count
 
     def encoding(self, spec: SaeSpec) -> float:
         """Seconds to encode and decode a token."""
@@ -221,6 +230,8 @@ def _try_clustering(
     largest = min(target, _LARGEST if backend != "cuml" else 20_000)
     counts = sorted({largest, max(2, largest // 2)}) if target > largest else [largest]
     generator, times, parts = torch.Generator().manual_seed(0), [], 1.0
+    few = replace(clusters, backend=backend, min_cluster_size=2)  # type: ignore[arg-type]
+    cluster_unit(inputs[:50].cpu(), weight[0].cpu(), few)  # what happens once in a process is not counted
     for count in counts:
         share = count / target
         smallest = max(2, round(int(clusters.min_cluster_size) * share))
