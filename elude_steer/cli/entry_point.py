@@ -29,7 +29,7 @@ COMMANDS = {
     "caption": ("steer", "Caption IMAGE (a path, or - for standard input) with greedy decoding."),
     "compare": (
         "evaluate",
-        "Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.",
+        "Compare ELUDe with raw units, other splits and sparse autoencoders: on toyland, or on the backbone of SPEC.",
     ),
     "concepts": ("inspect", "List the labels of ATLAS, or the sub-units that match a word."),
     "demo": ("demo", "Open a page on which to steer captions and browse atlases (needs the extra `demo`)."),

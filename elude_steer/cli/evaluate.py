@@ -125,6 +125,7 @@ def evaluate(
 
 
 @click.command()
+@click.argument("spec", required=False)
 @click.option(
     "--work", type=click.Path(path_type=Path), required=True, help="Folder of finished work, from which a run resumes."
 )
@@ -145,7 +146,15 @@ def evaluate(
     "--threads", type=click.IntRange(min=1), help="Threads per process, for atlases [default: the cores of a process]."
 )
 @click.option("--small", is_flag=True, help="Run a small version of a few minutes, to try the command.")
+@click.option("--images", help="With SPEC: images to learn from [default: those of SPEC].")
+@click.option("--held-out", help="With SPEC: images to measure on.")
+@click.option("--limit", type=click.IntRange(min=2), help="With SPEC: number of images to learn from.")
+@click.option("--held-out-limit", type=click.IntRange(min=2), help="With SPEC: number of images to measure on.")
+@click.option("--preset", help="With SPEC: the budget, paper, small or tiny [default: small].")
+@click.option("--head", metavar="MODEL", help="With SPEC: a classifier on the backbone, for the accuracy.")
+@with_options(DEVICE, TRUST)
 def compare(
+    spec: str | None,
     work: Path,
     out: Path,
     methods: tuple[str, ...],
@@ -154,17 +163,46 @@ def compare(
     processes: int | None,
     threads: int | None,
     small: bool,
+    images: str | None,
+    held_out: str | None,
+    limit: int | None,
+    held_out_limit: int | None,
+    preset: str | None,
+    head: str | None,
+    device: str | None,
+    trust_remote_code: bool,
 ) -> None:
-    """Compare ELUDe on toyland with raw units, other splits, sparse autoencoders and supervised directions.
+    """Compare ELUDe with raw units, other splits and sparse autoencoders: on toyland, or on the backbone of SPEC.
 
     \b
     elude-steer compare --work work --out results
+    elude-steer compare dinov2-small-layer12 --images train --held-out val --work work --out results
     elude-steer compare --work work --out results --method "raw units" --method "topk SAE"
     elude-steer compare --work work --out results --part edits --seed 42
     """  # noqa: D301
     from elude_steer.evaluation.compare.methods import METHODS, PARTS, SMALL, Size, check_seeds, find_methods
     from elude_steer.utils.files import check_folder
 
+    given = {
+        "--images": images,
+        "--held-out": held_out,
+        "--preset": preset,
+        "--head": head,
+        "--limit": limit,
+        "--held-out-limit": held_out_limit,
+        "--device": device,
+        "--trust-remote-code": trust_remote_code or None,
+    }
+    if spec is not None:
+        if small or parts or processes:
+            raise click.UsageError("--small, --part and --processes are for toyland; leave them out, or SPEC.")
+        sources = {"images": images, "held_out": held_out, "limit": limit, "held_out_limit": held_out_limit}
+        running = {"device": device, "threads": threads, "trust_remote_code": trust_remote_code}
+        _compare_backbone(spec, work, out, methods, seeds, preset, {**sources, "head": head, **running})
+        return
+    for name, value in given.items():
+        if value is not None:
+            raise click.UsageError(f"{name} needs SPEC, which names a backbone; without it, toyland is compared.")
     size = SMALL if small else Size()
     chosen = find_methods(methods or METHODS)
     check_seeds(size, seeds)
@@ -188,6 +226,38 @@ def compare(
     rows = comparison.run(chosen, seeds or None, parts or PARTS)  # reads what other processes have computed
     if alone:
         click.echo(write_results(size, rows, out))
+
+
+def _compare_backbone(
+    name: str,
+    work: Path,
+    out: Path,
+    methods: tuple[str, ...],
+    seeds: tuple[int, ...],
+    preset: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Compare methods on the backbone of a spec; writes tables.md and tables.json."""
+    from elude_steer.evaluation.tables.setup import TableSetup, find_preset
+    from elude_steer.utils.files import check_folder
+
+    spec = check_spec(name, ())
+    options["images"] = options["images"] or spec.images.source
+    for option in ("images", "held_out"):
+        if options[option] is None:
+            raise click.UsageError(f"--{option.replace('_', '-')} is missing; name a folder of images.")
+        check_images(options[option])
+    for folder in (work, out):
+        check_folder(folder)
+    setup = TableSetup(spec, work=work, preset=find_preset(preset or "small"), log=print_progress, **options)
+    setup.find_seeds(seeds or None)
+    setup.find_methods(methods or None)
+    from elude_steer.evaluation.tables.report import write_tables
+    from elude_steer.evaluation.tables.run import run_table
+
+    hide_loading_bars()
+    rows = run_table(setup, methods or None, seeds or None)
+    click.echo(write_tables(setup, out, rows))
 
 
 @click.command()
@@ -355,7 +425,7 @@ def judge(
                 "kept, and asked again only with another --work"
             )
     if result.ties:
-        print_note(f"{result.ties} of {result.presentations} presentations have no majority and are not counted")
+        print_note(f"{result.ties} of {result.pairs} pairs have no majority and are not counted")
 
 
 def _replace_nan(value: Any) -> Any:

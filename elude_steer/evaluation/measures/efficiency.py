@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,16 +20,18 @@ class Cost:
     """What one variant of a model costs.
 
     Attributes:
-        milliseconds: median time of a pass.
+        milliseconds: median time of a pass, or mean time.
         megabytes: peak memory during the passes, of the GPU or else of the process; None where it is unknown.
         slower: extra time as a share of the first variant's, compared pass by pass.
         larger: extra memory as a share of the first variant's.
+        deviation: of the times of single passes, in milliseconds.
     """
 
     milliseconds: float
     megabytes: float | None
     slower: float = 0.0
     larger: float | None = None
+    deviation: float = 0.0
 
 
 def measure_costs(
@@ -40,6 +42,8 @@ def measure_costs(
     runs: int = 500,
     compiler: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     device: str | torch.device = "cpu",
+    clock: Literal["wall", "process"] = "wall",
+    statistic: Literal["median", "mean"] = "median",
 ) -> dict[str, Cost]:
     """The cost of each variant, relative to the first one.
 
@@ -53,11 +57,15 @@ def measure_costs(
         runs: passes that are timed.
         compiler: for example `torch.compile`; compiles `call` anew for each variant.
         device: the device that the passes run on.
+        clock: what is counted: the time that passes, or on a CPU the process's own, which other load does not lengthen.
+        statistic: the median is robust against other load on the machine; the paper takes the mean.
     """
     if not variants or runs < 1:
         raise ValueError("measure_costs needs at least one variant and one run.")
     device = torch.device(device)
-    cuda = device.type == "cuda"
+    cuda, now = device.type == "cuda", time.process_time if clock == "process" else time.perf_counter
+    if cuda and clock == "process":
+        raise ValueError("a GPU's passes take time that passes, not that of the process: clock='wall'.")
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     peaks: dict[str, float | None] = {}
     with progress_bar("timing", "passes", len(variants) * (warm_up + runs)) as advance:
@@ -65,18 +73,20 @@ def measure_costs(
             with variant():
                 run = compiler(call) if compiler is not None else call
                 for _ in range(warm_up):
-                    _time_call(run, cuda)  # in inference mode too: another mode would compile again, and keep a graph
+                    _time_call(
+                        run, cuda, now
+                    )  # in inference mode too: another mode would compile again, and keep a graph
                     advance(1)
                 reset_peak(device)
                 for _ in range(runs if compiler is not None else 1):
-                    seconds[name].append(_time_call(run, cuda))
+                    seconds[name].append(_time_call(run, cuda, now))
                     advance(1)
                 peaks[name] = peak_megabytes(device)
         if compiler is None:
             for _ in range(runs - 1):
                 for name, variant in variants.items():
                     with variant():
-                        seconds[name].append(_time_call(call, cuda))
+                        seconds[name].append(_time_call(call, cuda, now))
                     advance(1)
     first = next(iter(variants))
     bare_peak = peaks[first]
@@ -84,17 +94,20 @@ def measure_costs(
     for name, times in seconds.items():
         peak = peaks[name]
         larger = peak / bare_peak - 1 if peak is not None and bare_peak else None
-        slower = statistics.median(a / b for a, b in zip(times, seconds[first], strict=True)) - 1
-        costs[name] = Cost(1000 * statistics.median(times), peak, slower, larger)
+        average = statistics.median if statistic == "median" else statistics.mean
+        ratios = [a / b for a, b in zip(times, seconds[first], strict=True)]
+        slower = (average(ratios) if statistic == "median" else average(times) / average(seconds[first])) - 1
+        deviation = 1000 * statistics.stdev(times) if len(times) > 1 else 0.0
+        costs[name] = Cost(1000 * average(times), peak, slower, larger, deviation)
     return costs
 
 
-def _time_call(call: Callable[[], Any], cuda: bool) -> float:
+def _time_call(call: Callable[[], Any], cuda: bool, now: Callable[[], float]) -> float:
     if cuda:
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = now()
     with torch.inference_mode():
         call()
     if cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return now() - start

@@ -114,17 +114,17 @@ class Ranking:
     """Win rates of methods.
 
     Attributes:
-        rates: method -> share of presentations that it won, among those with a winner.
+        rates: method -> share of its pairs that it won, among those with a winner.
         intervals: method -> 95 % interval of the rate.
-        presentations: number of presentations.
-        ties: presentations without a majority, which count for no method.
+        pairs: number of pairs.
+        ties: pairs without a majority, which count for no method.
         wrong: judge -> replies that contain no answer.
         missing: judge -> questions without a reply; a further run asks them again.
     """
 
     rates: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
-    presentations: int
+    pairs: int
     ties: int
     wrong: Mapping[str, int]
     missing: Mapping[str, int]
@@ -330,31 +330,31 @@ def _call(client: Any, model: str, images: Sequence[str]) -> str:
 def rank_methods(
     judges: Sequence[Judge], pairs: Sequence[Pair], answers: Sequence[Answer], *, rounds: int = 1000, seed: int = 0
 ) -> Ranking:
-    """Win rates from answers: the method that most judges chose wins a presentation."""
-    votes: dict[tuple[int, bool], Counter[str]] = {}
+    """Win rates from answers: a pair goes to the method that most answers name, of all judges and both presentations.
+
+    A judge that always names the first grid says nothing about a pair, and its two answers cancel. Three judges cannot
+    tie in one presentation; in a pair they can.
+    """
+    votes: dict[int, Counter[str]] = {}
     for answer in answers:
         if answer.winner is not None:
-            votes.setdefault((answer.pair, answer.swapped), Counter())[answer.winner] += 1
+            votes.setdefault(answer.pair, Counter())[answer.winner] += 1
     games: list[tuple[str, str]] = []  # winner and loser
-    game_pairs: list[int] = []  # the pair of each game
     ties = 0
-    for (number, _), counted in sorted(votes.items()):
+    for number, counted in sorted(votes.items()):
         (first, count), *rest = counted.most_common()
         if rest and rest[0][1] == count:
             ties += 1
             continue
         pair = pairs[number]
         games.append((first, pair.other if first == pair.one else pair.one))
-        game_pairs.append(number)
     methods = sorted({name for pair in pairs for name in (pair.one, pair.other)})
     won = np.array([[winner == name for name in methods] for winner, _ in games], dtype=float).reshape(-1, len(methods))
     played = np.array([[name in game for name in methods] for game in games], dtype=float).reshape(-1, len(methods))
     rates = _win_rates(won.sum(0), played.sum(0))
     low, high = rates.copy(), rates.copy()
-    if games:  # the bootstrap draws whole pairs: the two presentations of a pair show the same grids
-        played_pairs, index = np.unique(game_pairs, return_inverse=True)
-        count = len(played_pairs)
-        drawn = np.random.default_rng(seed).multinomial(count, [1 / count] * count, rounds)[:, index]
+    if games:
+        drawn = np.random.default_rng(seed).multinomial(len(games), [1 / len(games)] * len(games), rounds)
         spread = _win_rates(drawn @ won, drawn @ played)  # (rounds, methods)
         has_rate = ~np.isnan(rates)
         low[has_rate], high[has_rate] = np.nanquantile(spread[:, has_rate], [0.025, 0.975], axis=0)
@@ -363,7 +363,7 @@ def rank_methods(
     return Ranking(
         {name: float(rate) for name, rate in zip(methods, rates, strict=True)},
         {name: (float(a), float(b)) for name, a, b in zip(methods, low, high, strict=True)},
-        2 * len(pairs),
+        len(pairs),
         ties,
         {name: wrong[name] for name in names},
         {name: 2 * len(pairs) - replies[name] for name in names},

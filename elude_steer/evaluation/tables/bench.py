@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ from elude_steer.models.images import Item
 from elude_steer.models.vision import Tower
 from elude_steer.utils.files import read_json, read_tensors, write_file, write_tensors
 from elude_steer.utils.parallel import worker_group
-from elude_steer.utils.threads import use_threads
+from elude_steer.utils.threads import check_threads, use_threads
 
 _PROBED = 10_000  # images that a linear probe is fitted to
 
@@ -60,6 +60,12 @@ class Bench:
     """Everything of one setup; what is asked for is made once and stored."""
 
     setup: TableSetup
+    _read_labels: list[int] = field(default_factory=list)
+
+    @property
+    def labels_read(self) -> int:
+        """How many labels of images methods have asked for."""
+        return sum(self._read_labels)
 
     @property
     def folder(self) -> Path:
@@ -70,6 +76,7 @@ class Bench:
     def tower(self) -> Tower:
         """The backbone with its layer; refuses other weights than those that the folder was made with."""
         setup = self.setup
+        check_threads(setup.threads)
         loaded = load_tower(setup.spec.model, setup.device, trust_remote_code=setup.trust_remote_code)
         tower = replace(loaded, threads=setup.threads)
         path, found = self.folder / "backbone.json", {"fingerprint": tower.fingerprint()}
@@ -186,7 +193,7 @@ class Bench:
         if method.kind == "units":
             return raw_units(method.name, layer)
         if method.kind == "sae":
-            return from_sae(method.name, self._trained_sae(method, seed, run), layer)
+            return from_sae(method.name, self.sae(method, seed, run), layer)
         store, atlas = self.store(seed), self.atlas(self.base_rule, seed)
         if method.kind == "classes":
             return split_by_class(method.name, layer, store, atlas, self._instance_classes(store))
@@ -196,6 +203,7 @@ class Bench:
     def _instance_classes(self, store: TokenStore) -> np.ndarray:
         """The class of each stored instance: that of its image."""
         items = list(self.setup.image_set.items())
+        self._read_labels.append(len(items))
         by_image = np.full(len(items), -1)
         if has_classes(items, self.setup.classes):
             by_image[[item.index for item in items]] = self.class_numbers(items)
@@ -211,7 +219,7 @@ class Bench:
         latents = len(self.atlas(self.base_rule, seed)) if expansion is None else round(expansion * units)
         return self.setup.preset.sae_spec(method.variant, latents, run)
 
-    def _trained_sae(self, method: Method, seed: int, run: int) -> Sae:
+    def sae(self, method: Method, seed: int, run: int) -> Sae:
         """An autoencoder, trained once; its settings are chosen on the first draw, by the paper's rule."""
         spec = self._sae_spec(method, seed, run)
         spec = replace(spec, **cast(Any, self._chosen_settings(spec)))

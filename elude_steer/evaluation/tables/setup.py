@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.baselines.sae import SaeSpec, make_grid, make_paper_grid
 from elude_steer.evaluation.compare.methods import METHODS, Method, find_methods
 from elude_steer.models.images import ImageSet, Item, image_set
 from elude_steer.specs import AtlasSpec, LabelsSpec, SplitSpec
 from elude_steer.utils.fingerprint import make_key, versions
-from elude_steer.utils.threads import check_threads
+
+if TYPE_CHECKING:
+    from elude_steer.evaluation.baselines.sae import SaeSpec
 
 _AUTOENCODERS = tuple(name for name, method in METHODS.items() if method.kind == "sae")
 # Differences of means need to know what each token shows; DPCiCNN needs classes, and is left out without them.
@@ -65,6 +66,8 @@ class Preset:
 
     def sae_spec(self, kind: Any, latents: int, run: int = 0) -> SaeSpec:
         """The settings of an autoencoder before trials choose some of them."""
+        from elude_steer.evaluation.baselines.sae import SaeSpec
+
         epochs = max(1, round(self.epochs * (self.pursuit if kind == "matching_pursuit" else 1)))
         return SaeSpec(
             kind,
@@ -78,6 +81,8 @@ class Preset:
 
     def trial_specs(self, spec: SaeSpec) -> list[SaeSpec]:
         """What is tried before an autoencoder is trained with the settings that do best."""
+        from elude_steer.evaluation.baselines.sae import make_grid, make_paper_grid
+
         share = spec.epochs / self.epochs
         short = replace(spec, epochs=max(1, round(self.trial_epochs * share)), seed=self.training_seeds[0])
         grid = make_paper_grid(short) if self.grid == "paper" else make_grid(short, self.rates)
@@ -149,9 +154,6 @@ class TableSetup:
     threads: int | None = None
     trust_remote_code: bool = False
     log: Callable[[str], object] = field(default=lambda line: None)
-
-    def __post_init__(self) -> None:
-        check_threads(self.threads)
 
     @property
     def name(self) -> str:
