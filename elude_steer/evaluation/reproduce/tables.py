@@ -11,7 +11,7 @@ from elude_steer.evaluation.measures.llm_judges import Ranking, read_judge
 from elude_steer.evaluation.report import MS_ROW
 from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
 from elude_steer.evaluation.reproduce.ledger import Ledger
-from elude_steer.evaluation.reproduce.paper import PaperRow
+from elude_steer.evaluation.reproduce.paper import PaperRow, read_table
 from elude_steer.evaluation.tables.run import TableRow, mean_and_deviation, run_table, summarize
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.utils import optional
@@ -100,13 +100,14 @@ def run_experiment(experiment: Experiment, ledger: Ledger, confirm: Confirm = la
 
 
 def _join(experiment: Experiment, backbone: str, method: str, values: Values, paper: PaperRow | None) -> ResultRow:
-    numbers = {}
+    numbers, sizes = {}, read_table("configurations").find(backbone, method)
     for measure in experiment.table.columns:
         value, deviation = values.get(measure, (None, None))
         theirs = (None, None) if paper is None else paper.values.get(measure, (None, None))
         numbers[measure] = Number(value, deviation, *theirs)
-    for measure in values:  # such as the expansion, which the table does not have
-        numbers.setdefault(measure, Number(*values[measure]))
+    for measure in values:  # such as the expansion, which stands in a table of its own
+        theirs = (None, None) if sizes is None else sizes.values.get(measure, (None, None))
+        numbers.setdefault(measure, Number(*values[measure], *theirs))
     return ResultRow(backbone, method, experiment.seeds, numbers)
 
 
