@@ -47,6 +47,10 @@ COMMANDS = {
         "Let vision-language models judge whose images belong together, those of ATLASES or of the units before.",
     ),
     "recipes": ("inspect", "List, show, copy and check recipes."),
+    "reproduce": (
+        "reproduce",
+        "Run a table of the paper, or its fourteen edits, and show the paper's numbers beside yours.",
+    ),
     "run": (
         "steer",
         "Run steering RECIPES (files, or names of `recipes list`) and print a table of captions for each.",

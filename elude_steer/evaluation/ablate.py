@@ -53,6 +53,7 @@ def ablate(
     vary: Mapping[str, Sequence[str]] | None,
     work: Path,
     *,
+    probing: Any = None,
     images: Any = None,
     limit: int = 500,
     settings: Sequence[str] = (),
@@ -66,8 +67,9 @@ def ablate(
     Args:
         spec: a build spec, by path or name.
         vary: setting -> values, such as `{"clusters.min_cluster_size": ["20", "30", "60"]}`; None for
-            `default_variations`.
+            `default_variations`, nothing for the spec as it is.
         work: where stages, atlases and rows are stored.
+        probing: images to build from; by default the spec's.
         images: images to measure on, preferably not those that the atlas is built from; by default the spec's own.
         limit: maximum number of images.
         settings: changes to the spec for all rows.
@@ -78,13 +80,15 @@ def ablate(
     """
     plain = override(load_spec(spec), settings)
     variants: list[tuple[str, str]] = [("", "")]
-    for name, values in (vary or default_variations(plain)).items():
+    for name, values in (default_variations(plain) if vary is None else vary).items():
         if not values or not name:
             raise SpecError(f"--vary {name or '='} has no values; write {name or 'clusters.selection'}=V,V.")
         variants += [(name, value) for value in values]
-    source = plain.images.source if images is None else images
+    probing_source = plain.images.source if probing is None else probing
+    source = probing_source if images is None else images
     measured_on = None if source is None else image_set(source, split=plain.images.split, column=plain.images.column)
-    fingerprint = None if measured_on is None else measured_on.fingerprint
+    causes = [None if measured_on is None else measured_on.fingerprint]
+    causes += [] if probing is None else [image_set(probing).fingerprint]
     specs = {}  # read all before anything is built, so that mistakes show at once
     for name, value in variants:
         changed = [*settings, *([f"{name}={value}"] if name else [])]
@@ -94,16 +98,18 @@ def ablate(
         else:
             if variant.model != plain.model:
                 load_tower(variant.model, trust_remote_code=trust_remote_code)  # raises where there is no such layer
-            specs[name, value] = (changed, make_key("ablation", str(variant), fingerprint, limit, versions())[:12])
+            specs[name, value] = (changed, make_key("ablation", str(variant), *causes, limit, versions())[:12])
     rows = []
     for (name, value), (changed, key) in specs.items():
 
         def build_and_measure(changed: list[str] = changed, key: str = key) -> dict[str, Any]:
             out = work / f"atlas-{key}"
             options: dict[str, Any] = {"device": device, "threads": threads, "trust_remote_code": trust_remote_code}
-            atlas = build(spec, out=out, work=work / "stages", settings=changed, **options)
+            atlas = build(spec, images=probing, out=out, work=work / "stages", settings=changed, **options)
             measures = ("faithfulness", "monosemanticity", "dictionary")
-            evaluation = evaluate(str(out), images=images, limit=limit, measures=measures, **options)
+            evaluation = evaluate(
+                str(out), images=source if probing is not None else images, limit=limit, measures=measures, **options
+            )
             numbers = {row.name: row.value for row in evaluation.rows}
             return {"sub-units": len(atlas), "a unit": len(atlas) / atlas.d_out, **numbers}
 

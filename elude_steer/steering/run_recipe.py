@@ -68,14 +68,15 @@ def run_recipe(recipe: Recipe, steerer: Steerer, image: Any = None) -> list[Step
 
 def unmet_expectations(step: StepSpec, caption: str) -> tuple[str, ...]:
     """Short sentences on what the step expects and the caption does not show."""
-    problems = [f"'{word}' is still there" for word in step.expect.gone if _says(caption, word)]
-    if step.expect.new and not any(_says(caption, word) for word in step.expect.new):
+    problems = [f"'{word}' is still there" for word in step.expect.gone if says(caption, word)]
+    if step.expect.new and not any(says(caption, word) for word in step.expect.new):
         new = ", ".join(map(repr, step.expect.new))
         problems.append(f"{new} did not come" if len(step.expect.new) == 1 else f"none of {new} came")
     return tuple(problems)
 
 
-def _says(caption: str, words: str) -> bool:
+def says(caption: str, words: str) -> bool:
+    """Whether a caption has some words, each whole, in whatever case."""
     return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", caption, re.IGNORECASE) is not None
 
 

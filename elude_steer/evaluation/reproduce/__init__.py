@@ -1,0 +1,1 @@
+"""The paper's tables and edits by one command: `elude-steer reproduce`."""

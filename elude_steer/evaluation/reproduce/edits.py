@@ -1,0 +1,174 @@
+"""The edits of `reproduce steering`: the rows, the images that they need, and whether concepts went or came.
+
+Nothing here loads torch, so that missing images are named before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elude_steer.errors import ImageError, SpecError, did_you_mean
+from elude_steer.evaluation.reproduce.paper import PaperEdit, read_edits
+from elude_steer.recipe_files import load_recipe
+from elude_steer.specs import Recipe, StepSpec
+from elude_steer.steering.settings import format_setting
+from elude_steer.utils.files import read_json
+
+PAPER_RECIPES = tuple(dict.fromkeys(edit.recipe for edit in read_edits()))
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+# What the paper's images show, for a user who looks for them.
+SCENES = {
+    "dog": "a black dog with bandana and sunglasses on a red motorcycle (COCO)",
+    "train": "a yellow and blue train next to a building with graffiti",
+    "teddy": "a giant teddy bear on a chair in a shopping mall",
+    "frisbee": "a dog that leaps for a frisbee, indoors",
+    "cats": "two cats on a pink blanket with remote controls",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One row.
+
+    Attributes:
+        row: its name: `train-2`.
+        scene: the name of its image: `train`.
+        recipe: where it is from.
+        step: what is changed.
+        paper: what the paper shows; None for edits of other recipes.
+    """
+
+    row: str
+    scene: str
+    recipe: Recipe
+    step: StepSpec
+    paper: PaperEdit | None
+
+    @property
+    def words(self) -> str:
+        """The edit as the paper writes it: `-train +bus`."""
+        return " ".join([*(f"-{word}" for word in self.step.minus), *(f"+{word}" for word in self.step.plus)])
+
+    @property
+    def settings(self) -> str:
+        """Its settings: `(50, -2, 100, 50)` as in the paper; what differs from that by name."""
+        found = {name: value for name, value in asdict(self.step.settings).items() if value is not None}
+        if found.get("mode") == "scale":
+            return (
+                f"({', '.join(f'{found[name]:g}' if name != 'nu' else str(found[name]) for name in _PAPER_SETTINGS)})"
+            )
+        return ", ".join(format_setting(name, value) for name, value in found.items()) or "the atlas's"
+
+
+_PAPER_SETTINGS = ("alpha", "gamma", "kappa", "nu")
+
+
+def list_edits(recipes: Sequence[str] = PAPER_RECIPES, rows: Sequence[str] = ()) -> list[Edit]:
+    """The edits of some recipes, or some of them by name; raises for a name that no edit has.
+
+    Args:
+        recipes: names or files.
+        rows: such as `train-2`, or `train` for all of a scene.
+    """
+    edits = []
+    for name in recipes:
+        recipe = load_recipe(name)
+        scene = recipe.name.removeprefix("llava-") if recipe.name in PAPER_RECIPES else recipe.name
+        for number, step in enumerate(recipe.steps, 1):
+            row = f"{scene}-{number}"
+            paper = next((edit for edit in read_edits() if edit.row == row and edit.recipe == recipe.name), None)
+            edits.append(Edit(row, scene, recipe, step, paper))
+    known = [name for edit in edits for name in (edit.row, edit.scene)]
+    for name in rows:
+        if name not in known:
+            raise SpecError(f"there is no row '{name}'; there are {', '.join(e.row for e in edits)}.")
+    return [edit for edit in edits if not rows or edit.row in rows or edit.scene in rows]
+
+
+def find_images(edits: Sequence[Edit], source: str | Path | None) -> dict[str, Path]:
+    """The image of each row, by its name; raises for those that are missing, with what they show.
+
+    Args:
+        edits: the rows.
+        source: a folder with an image for each scene (`train.jpg`) or row (`train-2.jpg`), or a JSON file with paths
+            by these names; None for the images of the recipes.
+    """
+    found: dict[str, Path] = {}
+    given = _read_source(source, edits)
+    for edit in edits:
+        path = given.get(edit.row) or given.get(edit.scene)
+        if path is None and edit.recipe.image is not None:
+            path = Path(edit.recipe.image)
+        if path is not None:
+            found[edit.row] = path
+    missing = dict.fromkeys(edit.scene for edit in edits if edit.row not in found)
+    if missing:
+        needs = "; ".join(f"{scene}.jpg: {SCENES.get(scene, 'the image of its recipe')}" for scene in missing)
+        where = "give a folder with them: --scenes FOLDER" if source is None else f"they are not in '{source}'"
+        raise ImageError(f"these edits need images that do not come with the package ({needs}); {where}.")
+    for path in found.values():
+        if not path.is_file():
+            raise ImageError(f"there is no image '{path}'; check the path.")
+    return found
+
+
+def _read_source(source: str | Path | None, edits: Sequence[Edit]) -> dict[str, Path]:
+    if source is None:
+        return {}
+    path = Path(source).expanduser()
+    names = {name for edit in edits for name in (edit.row, edit.scene)}
+    if path.is_dir():
+        files = sorted(path.iterdir())
+        return {file.stem: file for file in files if file.stem in names and file.suffix.lower() in ENDINGS}
+    if not path.is_file():
+        raise ImageError(f"there is no folder or file '{source}' with the images of the edits; check the path.")
+    mapping = read_json(path)
+    if not isinstance(mapping, dict):
+        raise SpecError(f'\'{source}\' is not a JSON object of rows and images: {{"train": "photos/train.jpg"}}.')
+    known = {edit.row for edit in list_edits()} | set(SCENES) | names
+    for name, value in mapping.items():
+        if name not in known:
+            raise SpecError(
+                f"'{source}' names '{name}', which is no row or scene.{did_you_mean(str(name), sorted(known))}"
+            )
+        if not isinstance(value, str):
+            raise SpecError(f"'{source}' gives {value!r} for '{name}'; write the path of an image.")
+    return {name: (path.parent / value) for name, value in mapping.items()}
+
+
+def judge_caption(step: StepSpec, baseline: str, caption: str) -> dict[str, Any]:
+    """Whether the concepts of a step went and came.
+
+    Returns:
+        `gone`: minus word -> `went`, `stayed`, or `was not named`; `came`: whether one of the new words came, None
+        if none was asked for.
+
+    Example:
+        >>> judge_caption(StepSpec(minus=("dog",)), "a dog on a chair", "a chair")["gone"]
+        {'dog': 'went'}
+    """
+    from elude_steer.steering.run_recipe import says
+
+    gone = {}
+    for word in step.minus:
+        before, after = says(baseline, word), says(caption, word)
+        gone[word] = "stayed" if after else "went" if before else "was not named"
+    new = tuple(dict.fromkeys([*step.plus, *(step.expect.new if step.plus else ())]))
+    came = None if not new else any(says(caption, word) and not says(baseline, word) for word in new)
+    return {"gone": gone, "came": came}
+
+
+def count_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many removed concepts were named before, how many of these went, and how often a new one came."""
+    gone = [state for row in rows for state in row["verdict"]["gone"].values()]
+    came = [row["verdict"]["came"] for row in rows if row["verdict"]["came"] is not None]
+    return {
+        "named before": len(gone) - gone.count("was not named"),
+        "went": gone.count("went"),
+        "stayed": gone.count("stayed"),
+        "asked to come": len(came),
+        "came": sum(came),
+    }

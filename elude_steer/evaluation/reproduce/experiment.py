@@ -1,0 +1,117 @@
+"""What a table of the paper asks for: its backbones and rows, as setups that `evaluation.tables` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from elude_steer.errors import SpecError
+from elude_steer.evaluation.compare.methods import METHODS
+from elude_steer.evaluation.reproduce.options import ReproduceOptions, check_names
+from elude_steer.evaluation.reproduce.paper import AS_IT_IS, PaperTable, read_table
+from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
+from elude_steer.recipe_files import load_spec
+from elude_steer.specs import AtlasSpec
+
+NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
+ELUDE = "ELUDe (unique)"
+RAW = "raw units"  # the paper's "backbone only"
+UMAP = "32"  # dimensions; the paper does not say how many
+OWN_ROWS = ("ELUDe (gap)", "random split", "k-means on contributions", "clusters of activations")
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One table and what is run of it.
+
+    Attributes:
+        name: of the table.
+        options: what to run.
+    """
+
+    name: str
+    options: ReproduceOptions
+
+    @cached_property
+    def table(self) -> PaperTable:
+        """The paper's table."""
+        return read_table(self.name)
+
+    @cached_property
+    def backbones(self) -> list[str]:
+        """The recipes that are run."""
+        return check_names(list(self.options.backbones), self.table.backbones, "backbone")
+
+    def methods(self, backbone: str) -> list[str]:
+        """The rows of a backbone that are run; those that the paper does not have can be asked for by name."""
+        known = self.table.methods(backbone)
+        if self.name == "ablations":
+            return check_names(self.options.rows, known, "row")
+        own = [name for name in OWN_ROWS if self.name in ("interpretability", "generalization", "stability")]
+        own = [*own, *(["DPCiCNN (supervised)"] if own else [])]
+        return check_names(self.options.rows, (*known, *own), "row") if self.options.rows else list(known)
+
+    @cached_property
+    def preset(self) -> Preset:
+        """The budget; ELUDe is the paper's in all rows, so it sets the number of parts of other methods."""
+        preset = PRESETS[self.options.preset]
+        methods = tuple(name for name in METHODS if name in read_table("interpretability").methods(_FIRST))
+        return replace(preset, methods=methods)
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The token draws that are run."""
+        for seed in self.options.seeds:
+            if seed not in self.preset.seeds:
+                known = ", ".join(map(str, self.preset.seeds))
+                raise SpecError(f"there is no token seed {seed} in preset '{self.preset.name}'; there are {known}.")
+        return list(self.options.seeds or self.preset.seeds)
+
+    def spec(self, backbone: str) -> AtlasSpec:
+        """How the atlas of a backbone is built."""
+        return self.options.adapt(load_spec(backbone))
+
+    def setup(self, backbone: str) -> TableSetup:
+        """The backbone on this run's images. The EF4 rows have half of the paper's latents, those of EF16 twice."""
+        options, spec, preset = self.options, self.spec(backbone), self.preset
+        if preset.expansion is not None:
+            factor = {"ef4": 4.0, "ef16": 16.0}.get(backbone.rsplit("-", 1)[-1])
+            preset = preset if factor is None else replace(preset, expansion=factor)
+        return TableSetup(
+            spec,
+            options.limited(options.images, spec, options.limit),
+            options.limited(options.measured_on, spec, options.held_out_limit),
+            options.work,
+            preset,
+            limit=options.limit,
+            held_out_limit=options.held_out_limit,
+            head=options.heads.get(backbone),
+            device=options.device,
+            threads=options.threads,
+            trust_remote_code=options.trust_remote_code,
+            log=options.log,
+        )
+
+    def variations(self, backbone: str) -> list[tuple[str, str, str]]:
+        """The rows of the ablations: the paper's name of each, the setting, and its value at this run's sizes."""
+        clusters, paper = self.spec(backbone).clusters, load_spec(backbone).clusters
+        found = []
+        for row in self.methods(backbone):
+            if row == AS_IT_IS:
+                found.append((row, "", ""))
+                continue
+            setting, _, value = row.partition("=")
+            if value.isdecimal() and int(value) > 1 and clusters.min_cluster_size != paper.min_cluster_size:
+                share = int(value) / int(paper.min_cluster_size)
+                value = str(max(2, round(share * int(clusters.min_cluster_size))))
+            found.append((row, setting, value or UMAP))
+        return found
+
+
+_FIRST = "dinov2-base-layer12"
+
+
+def make_order(methods: Sequence[str]) -> list[str]:
+    """ELUDe first, because it sets the sizes of other methods, then the others in their order."""
+    return sorted(methods, key=lambda name: (name != ELUDE, list(methods).index(name)))

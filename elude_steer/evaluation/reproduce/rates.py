@@ -1,0 +1,256 @@
+"""How fast this machine is with a model: short trials of what a run does most, on a few of its own images.
+
+Seconds are of the processor on a CPU, whose cores may have other work, and by the clock on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from elude_steer.atlas.build.sizes import clustering_size, fitting_backend
+from elude_steer.atlas.build.unit_clusters import cluster_unit
+from elude_steer.errors import ImageError
+from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
+from elude_steer.evaluation.baselines.sae import Sae, SaeSpec, from_sae, train_sae
+from elude_steer.evaluation.evaluate import read_batches
+from elude_steer.evaluation.measures.faithfulness import R2
+from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
+from elude_steer.evaluation.tables.measure import measure_atoms
+from elude_steer.method.layers import layer_parameters
+from elude_steer.models.vision import Tower
+from elude_steer.specs import AtlasSpec, ClustersSpec
+from elude_steer.utils.threads import use_threads
+
+IMAGES = 12  # that a trial runs on
+_UNITS = 4  # that a trial clusters
+_LARGEST = 4000  # instances in a trial; more are extrapolated
+_STEPS = 6  # of training in a trial
+
+
+@dataclass(eq=False)
+class Rates:
+    """What single steps take with one model on this machine, in seconds.
+
+    Attributes:
+        tower: the model.
+        image: of an image through the tower, as probing images go through it.
+        held_out: of an image to measure on, with what is stored of it.
+        multiply: of a product, for each multiplication.
+        unit: of clustering one unit.
+        parts: of a unit, as found in the trial.
+        tokens: of an image.
+    """
+
+    tower: Tower
+    image: float
+    held_out: float
+    multiply: float
+    unit: float
+    parts: float
+    tokens: int
+    _inputs: torch.Tensor
+    _outputs: torch.Tensor
+    _known: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def d_in(self) -> int:
+        """Inputs of the layer."""
+        return int(self._inputs.shape[1])
+
+    @property
+    def d_out(self) -> int:
+        """Units of the layer."""
+        return int(self._outputs.shape[1])
+
+    def training(self, spec: SaeSpec, tokens: int) -> float:
+        """Seconds to train an autoencoder on so many tokens."""
+        start, step = self._training_steps(spec, tokens)
+        return start + step * spec.epochs * max(1, tokens // min(spec.batch_size, tokens))
+
+    def _training_steps(self, spec: SaeSpec, tokens: int) -> tuple[float, float]:
+        """What begins a training, and each step of it."""
+        size = min(spec.batch_size, tokens)
+        key = ("steps", spec.kind, spec.latents, size, spec.active)
+        if key not in self._known:
+            rows = torch.randint(len(self._inputs), (_STEPS * size,), generator=torch.Generator().manual_seed(0))
+            inputs = self._inputs[rows] if spec.kind == "transcoder" else self._outputs[rows]
+            targets = self._outputs[rows] if spec.kind == "transcoder" else None
+            one = replace(spec, epochs=1)
+
+            def train(count: int) -> float:
+                some = None if targets is None else targets[: count * size]
+                return self._time(lambda: train_sae(one, inputs[: count * size], some, device=self.tower.device))
+
+            train(1)  # what happens once in a process is not counted
+            few, many = train(1), train(_STEPS)
+            step = max((many - few) / (_STEPS - 1), 1e-6)
+            self._known[key] = (max(few - step, 0.0), step, size)
+        start, step, size = self._known[key]
+        if spec.kind == "archetypal":  # it clusters up to twenty tokens for each latent before the first step
+            few = max(0.0, start - self._clustering(spec, size))
+            start = few + self._clustering(spec, min(tokens, 20 * spec.latents))
+        return start, step
+
+    def _clustering(self, spec: SaeSpec, tokens: int) -> float:
+        """Seconds to cluster tokens into archetypes; of more than the trial has, in proportion."""
+        count = min(tokens, len(self._outputs))
+        key = ("archetypes", spec.latents, count)
+        if key not in self._known:
+            self._known[key] = self._time(lambda: Sae(spec, self._outputs[:count], self._outputs[:count]))
+        return float(self._known[key]) * tokens / count
+
+    def encoding(self, spec: SaeSpec) -> float:
+        """Seconds to encode and decode a token."""
+        key = ("encode", spec.kind, spec.latents)
+        if key not in self._known:
+            sae = self._sae(spec)
+            read = self._inputs if spec.kind == "transcoder" else self._outputs
+            self._known[key] = self._time(lambda: sae.decode(sae.encode(read))) / len(read)
+        return float(self._known[key])
+
+    def measuring(self, latents: int, images: int, spec: SaeSpec | None = None) -> float:
+        """Seconds to measure a dictionary on so many images whose activations are stored."""
+        key = ("measure", latents, None if spec is None else spec.kind)
+        if key not in self._known:
+            self._known[key] = self._measure(latents, spec)
+        single, once = self._known[key]
+        return float(images * single + once)
+
+    def _measure(self, latents: int, spec: SaeSpec | None) -> tuple[float, float]:
+        layer, generator = self.tower.layer, torch.Generator().manual_seed(0)
+        atoms = torch.randn(latents, self.d_in if spec is None else self.d_out, generator=generator)
+        units = torch.arange(latents) % self.d_out
+        weight = atoms.to(self._inputs.device)
+        write = torch.nn.functional.one_hot(units, self.d_out).float().to(weight.device)
+        base = torch.zeros(self.d_out, device=weight.device)
+        dictionary = Dictionary("trial", lambda q: q @ weight.T, write, base, atoms, units)
+        if spec is not None:
+            dictionary = from_sae("trial", self._sae(spec), layer)
+        outputs_for, peaks, r2 = linear_outputs(layer), Peaks(latents, self.d_out), R2()
+        parts = self._inputs.split(self.tokens)
+
+        def read() -> None:
+            for q in parts:
+                codes, out = dictionary.read(q), outputs_for(q)
+                peaks.add(codes, out)
+                r2.add(out, codes @ dictionary.write + dictionary.base)
+
+        read()
+        single = self._time(read) / len(parts)
+        once = self._time(lambda: (mean_percent(peaks.scores()), measure_atoms(dictionary.atoms.cpu())))
+        return single, once
+
+    def _sae(self, spec: SaeSpec) -> Sae:
+        inputs = self._inputs if spec.kind == "transcoder" else self._outputs
+        targets = self._outputs if spec.kind == "transcoder" else None
+        return train_sae(replace(spec, epochs=1, batch_size=len(inputs)), inputs, targets, device=self.tower.device)
+
+    def _time(self, call: Callable[[], object]) -> float:
+        return timed(call, self.tower.device)
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """The seconds that a call takes."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    start = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start
+
+
+@torch.inference_mode()
+def _encode(tower: Tower, images: Sequence[Any], size: int) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for start in range(0, len(images), size):
+        found += tower.encode(images[start : start + size])
+    return found
+
+
+def measure_rates(tower: Tower, spec: AtlasSpec, items: Sequence[Any], instances: int) -> Rates:
+    """Try out a model on a few of its images.
+
+    Args:
+        tower: the model.
+        spec: of the atlas, whose sizes count.
+        items: the probing images.
+        instances: how many tokens the run stores of them.
+    """
+    device, size = tower.device, spec.tokens.batch_size
+    images: list[Any] = []
+    opened = timed(lambda: images.extend(islice(_readable(items), IMAGES)), device)
+    if not images:
+        raise ImageError("none of the images can be read; check the folder.")
+    opened /= len(images)
+    with tower.use_threads():
+        tower.encode(images[:1])
+        pairs: list[Any] = []
+        encoded = _encode(tower, images, size)
+        image = timed(lambda: _encode(tower, images, size), device) / len(images)
+        held = timed(lambda: pairs.extend(pair for one in images for pair in tower.streams([one])), device)
+        counted = [q[:, tower.token_indices(q.shape[1]).to(q.device)].flatten(0, 1).float() for q in encoded]
+    inputs = torch.cat(counted)
+    weight, _ = (tensor.float() for tensor in layer_parameters(tower.layer))
+    with use_threads(1):
+        outputs = linear_outputs(tower.layer)(inputs)
+        multiply = timed(lambda: (inputs @ weight.T).topk(min(100, len(inputs)), dim=0), device) / (
+            inputs.numel() * len(weight)
+        )
+        unit, parts = _try_clustering(spec.clusters, inputs, weight, instances, device)
+    return Rates(
+        tower,
+        image + opened,
+        held / len(images) + opened,
+        multiply,
+        unit,
+        parts,
+        max(1, len(inputs) // len(images)),
+        inputs,
+        outputs,
+    )
+
+
+def _readable(items: Sequence[Any]) -> Any:
+    return (image for batch in read_batches(items, 1) for _, image in batch)
+
+
+def _try_clustering(
+    clusters: ClustersSpec, inputs: torch.Tensor, weight: torch.Tensor, instances: int, device: torch.device
+) -> tuple[float, float]:
+    """Seconds to cluster a unit, and into how many parts; beyond the largest trial by the growth that trials show."""
+    size = clustering_size(clusters, instances, inputs.shape[1])
+    backend = fitting_backend(clusters.backend, size, device, 1)
+    target = size.instances
+    largest = min(target, _LARGEST if backend != "cuml" else 20_000)
+    counts = sorted({largest, max(2, largest // 2)}) if target > largest else [largest]
+    generator, times, parts = torch.Generator().manual_seed(0), [], 1.0
+    few = replace(clusters, backend=backend, min_cluster_size=2)  # type: ignore[arg-type]
+    cluster_unit(inputs[:50].cpu(), weight[0].cpu(), few)  # what happens once in a process is not counted
+    for count in counts:
+        share = count / target
+        smallest = max(2, round(int(clusters.min_cluster_size) * share))
+        spec = replace(clusters, backend=backend, min_cluster_size=smallest)  # type: ignore[arg-type]
+        units = range(0, len(weight), max(1, len(weight) // _UNITS))[:_UNITS]
+        found: list[int] = []
+
+        def run(count: int = count, spec: ClustersSpec = spec, units: Any = units, found: list[int] = found) -> None:
+            for unit in units:
+                rows = (inputs @ weight[unit]).topk(min(count, len(inputs))).indices.cpu()
+                if count > len(inputs):  # as many as in the run, not quite the same
+                    rows = torch.cat([rows, torch.randint(len(inputs), (count - len(inputs),), generator=generator)])
+                q = inputs[rows].cpu()
+                q = q * (1 + 0.05 * torch.randn(q.shape, generator=generator))
+                found.append(max(1, len(cluster_unit(q, weight[unit].cpu(), spec)["sizes"])))
+
+        times.append(timed(run, device) / len(units))
+        parts = sum(found) / len(found)
+    if len(times) == 1:
+        return times[0], parts
+    growth = min(2.0, max(1.0, float(torch.log2(torch.tensor(times[1] / max(times[0], 1e-9))))))
+    return times[1] * (target / counts[1]) ** growth, parts

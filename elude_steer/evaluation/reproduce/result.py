@@ -1,0 +1,189 @@
+"""What `reproduce` found: as JSON, as a text table, and as a page, each beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from elude_steer import __version__
+from elude_steer.evaluation.report import PAGE_STYLE
+from elude_steer.evaluation.reproduce.forecast import format_time
+from elude_steer.evaluation.reproduce.paper import PaperTable
+from elude_steer.evaluation.reproduce.tables import Number, ResultRow
+from elude_steer.utils.files import write_file
+from elude_steer.utils.html import escape, page
+
+STYLE = (
+    PAGE_STYLE
+    + """
+body { max-width: 1180px } td, th { vertical-align: top } td.n, th.n { text-align: right; white-space: nowrap }
+td small { display: block; opacity: .75; font-size: 12px } tr.ours td { font-weight: 600 }
+tr.backbone td { padding-top: 20px; border-bottom: 2px solid #8888; font-weight: 600 }
+.warn { border-left: 4px solid #c77700; padding: 4px 12px; margin: 12px 0 }
+"""
+)
+_TITLES = {"raw units": "backbone only", "as it is": "ELUDe, as it is"}
+
+
+@dataclass(frozen=True, eq=False)
+class TableResult:
+    """A reproduced table.
+
+    Attributes:
+        table: the paper's.
+        rows: ours beside the paper's.
+        about: how it was run.
+        hours: of the pieces, predicted and measured.
+        notes: remarks as sentences.
+    """
+
+    table: PaperTable
+    rows: Sequence[ResultRow]
+    about: Mapping[str, Any]
+    hours: Mapping[str, Any]
+    notes: Sequence[str] = field(default=())
+
+    @property
+    def columns(self) -> list[str]:
+        """The measures: the paper's, then others that some row has."""
+        return list(dict.fromkeys([*self.table.columns, *(name for row in self.rows for name in row.numbers)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "name": self.table.name,
+            **self.about,
+            "rows": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "hours": dict(self.hours),
+        }
+
+    def text(self) -> list[list[str]]:
+        """The table as text: a header, then a line for each row."""
+        heads = [head for name in self.columns for head in (name, "paper", "difference")]
+        lines = [["", "", *heads]]
+        for row in self.rows:
+            cells = [cell for name in self.columns for cell in _cells(row.numbers.get(name))]
+            lines.append([row.backbone, _TITLES.get(row.method, row.method), *cells])
+        return lines
+
+    def save(self, folder: Path) -> Path:
+        """Write the JSON file, the text table and the page, all named after the table; returns the page's path."""
+        write_text(folder / f"{self.table.name}.json", json.dumps(self.to_dict(), indent=1))
+        write_text(folder / f"{self.table.name}.txt", align(self.text()))
+        write_text(folder / f"{self.table.name}.html", self.page())
+        return folder / f"{self.table.name}.html"
+
+    def page(self) -> str:
+        """The page."""
+        better = {"higher": " ↑", "lower": " ↓", "": ""}
+        heads = "".join(
+            f'<th class="n">{escape(name)}{better[self.table.columns.get(name, "")]}</th>' for name in self.columns
+        )
+        lines = []
+        for backbone, rows in groupby(self.rows, key=lambda row: row.backbone):
+            model = self.about["models"].get(backbone, "")
+            lines.append(
+                f'<tr class="backbone"><td colspan="{len(self.columns) + 1}">{escape(backbone)} '
+                f'<span class="soft">{escape(model)}</span></td></tr>'
+            )
+            for row in rows:
+                cells = "".join(f'<td class="n">{_show(row.numbers.get(name))}</td>' for name in self.columns)
+                ours = ' class="ours"' if "ELUDe" in _TITLES.get(row.method, row.method) else ""
+                lines.append(f"<tr{ours}><td>{escape(_TITLES.get(row.method, row.method))}</td>{cells}</tr>")
+        body = (
+            f"<h1>{escape(self.table.title)}</h1>{_lead(self.about)}"
+            f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+            '<p class="soft">Each cell: ours with its deviation over seeds; below it the value of the paper, and ours '
+            "minus the paper's. Empty where nothing was measured.</p>"
+            f"{show_notes(self.notes)}{show_hours(self.hours)}{show_about(self.about)}"
+        )
+        return page(self.table.title, body, style=STYLE)
+
+
+def _cells(number: Number | None) -> list[str]:
+    if number is None:
+        return ["", "", ""]
+    ours = _format(number.value, number.deviation)
+    difference = "" if number.difference is None else f"{number.difference:+.2f}"
+    return [ours, _format(number.paper, number.paper_deviation), difference]
+
+
+def _format(value: float | None, deviation: float | None = None) -> str:
+    if value is None or value != value:
+        return ""
+    text = f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:,.2f}"
+    return text if deviation is None or deviation != deviation else f"{text} ± {deviation:.2f}"
+
+
+def _show(number: Number | None) -> str:
+    if number is None:
+        return ""
+    ours, paper, difference = _cells(number)
+    below = f"<small>paper {escape(paper)}{f', {difference}' if difference else ''}</small>" if paper else ""
+    return f"{escape(ours) or '&nbsp;'}{below}"
+
+
+def _lead(about: Mapping[str, Any]) -> str:
+    """One sentence on what was run, and a warning where that is not what the paper ran."""
+    text = (
+        f"{about['images']['count']:,} images of {about['images']['name']} to learn from, "
+        f"{about['held out']['count']:,} of {about['held out']['name']} to measure on; token seeds "
+        f"{', '.join(map(str, about['seeds']))}."
+    )
+    differs = about["differs"]
+    warning = f'<p class="warn">Not the paper\'s run: {escape("; ".join(differs))}.</p>' if differs else ""
+    return f"<p>{escape(text)}</p>{warning}"
+
+
+def show_notes(notes: Sequence[str]) -> str:
+    """Remarks as paragraphs."""
+    return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def show_hours(hours: Mapping[str, Any]) -> str:
+    """What the run took, predicted and measured."""
+    if not hours["pieces"]:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td class="n">{format_time(3600 * piece["predicted"])}</td>'
+        f'<td class="n">{format_time(3600 * piece["measured"])}</td></tr>'
+        for name, piece in hours["pieces"].items()
+    )
+    total = (
+        f"Predicted {format_time(3600 * hours['predicted'])}, measured {format_time(3600 * hours['measured'])}"
+        f" ({hours['unit']}); {format_time(3600 * hours['clock'])} by the clock."
+    )
+    return (
+        f'<section id="hours"><h2>What it took</h2><p>{escape(total)}</p><details><summary>every piece</summary><table>'
+        f'<thead><tr><th></th><th class="n">predicted</th><th class="n">measured</th></tr></thead><tbody>{rows}</tbody>'
+        "</table></details></section>"
+    )
+
+
+def show_about(about: Mapping[str, Any]) -> str:
+    """How it was run, in one small paragraph."""
+    facts = {name: about[name] for name in ("preset", "changes", "versions") if about.get(name)}
+    text = "; ".join(f"{name}: {_plain(value)}" for name, value in facts.items())
+    return f'<p class="soft">{escape(text)}; elude_steer {__version__}.</p>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items() if part)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_file(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,142 @@
+"""`reproduce`: what a run takes, and the run itself, for tables and edits alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elude_steer.evaluation.reproduce.edits import PAPER_RECIPES, find_images, list_edits
+from elude_steer.evaluation.reproduce.edits_result import EditsResult
+from elude_steer.evaluation.reproduce.experiment import Experiment
+from elude_steer.evaluation.reproduce.forecast import Forecast, forecast_edits, forecast_tables
+from elude_steer.evaluation.reproduce.ledger import Ledger
+from elude_steer.evaluation.reproduce.options import ReproduceOptions
+from elude_steer.evaluation.reproduce.result import TableResult
+from elude_steer.evaluation.reproduce.steering import needs_build, run_edits
+from elude_steer.evaluation.reproduce.tables import run_experiment
+from elude_steer.models.images import image_set
+from elude_steer.utils.fingerprint import versions
+
+Result = TableResult | EditsResult
+_NOTES = {
+    "stability": "The paper prints the collinearity as coherence and calls higher better; 100 means that there are "
+    "duplicates. Deviations of the paper's stability and coherence are as printed, not in percent.",
+    "efficiency": "Milliseconds and memory are of another machine than the paper's; compare `slower`. "
+    "Input dim is what a method reads.",
+    "judge": "Deviations are the widths of 95 % intervals.",
+}
+
+
+def forecast(name: str, options: ReproduceOptions) -> Forecast:
+    """What a run will take, from short trials on this machine.
+
+    Args:
+        name: of the table, or `steering`.
+        options: what to run.
+    """
+    if name == "steering":
+        edits = list_edits(options.recipes or PAPER_RECIPES, options.rows)
+        return forecast_edits(edits, find_images(edits, options.scenes), options)
+    return forecast_tables(Experiment(name, options))
+
+
+def reproduce(
+    name: str,
+    options: ReproduceOptions,
+    *,
+    on_forecast: Callable[[Forecast], object] = lambda found: None,
+    confirm: Callable[[int], object] = lambda count: None,
+) -> Result:
+    """Run a table of the paper, or its edits; finished pieces of an earlier run are read.
+
+    Args:
+        name: of the table, or `steering`.
+        options: what to run.
+        on_forecast: called with what it will take before it starts.
+        confirm: called with the number of questions before judges are asked.
+
+    Example:
+        >>> result = reproduce("interpretability", ReproduceOptions("train", "val", rows=("raw units",)))
+        >>> result.save(Path("results"))
+    """
+    expected = forecast(name, options)
+    on_forecast(expected)
+    ledger = Ledger(options.work / f"hours-{name}.json", expected.on_gpu)
+    ledger.predict(expected.pieces)
+    if name == "steering":
+        edits = list_edits(options.recipes or PAPER_RECIPES, options.rows)
+        rows = run_edits(edits, find_images(edits, options.scenes), options, ledger)
+        ledger.finish()
+        about = {**_describe(options), "paper": any(edit.paper for edit in edits)}
+        return EditsResult(rows, about, ledger.to_dict(), _edit_notes(edits, options))
+    experiment = Experiment(name, options)
+    found = run_experiment(experiment, ledger, confirm)
+    ledger.finish()
+    return TableResult(experiment.table, found, _describe_table(experiment), ledger.to_dict(), _notes(experiment))
+
+
+def _describe(options: ReproduceOptions) -> dict[str, Any]:
+    return {"preset": options.preset, "changes": list(options.changes), "versions": versions()}
+
+
+def _describe_table(experiment: Experiment) -> dict[str, Any]:
+    options = experiment.options
+    models = {name: experiment.spec(name).model.id for name in experiment.backbones}
+    return {
+        **_describe(options),
+        "models": {name: _short(model) for name, model in models.items()},
+        "images": {"name": _short(options.images), "count": options.count(options.images, options.limit)},
+        "held out": {
+            "name": _short(options.measured_on),
+            "count": options.count(options.measured_on, options.held_out_limit),
+        },
+        "seeds": experiment.seeds,
+        "differs": _differences(experiment),
+    }
+
+
+def _short(source: Any) -> str:
+    """The last part of a path, because the rest is private; a Hub id as it is."""
+    text = str(source)
+    return Path(text).name if Path(text).expanduser().exists() else text
+
+
+def _differences(experiment: Experiment) -> list[str]:
+    """What of a run is not as in the paper."""
+    options, found = experiment.options, []
+    if options.preset != "paper":
+        sizes = {name: experiment.spec(name) for name in experiment.backbones}
+        first = next(iter(sizes.values()))
+        found.append(
+            f"the smaller budget '{options.preset}' ({first.tokens.per_image} tokens of an image, a unit's "
+            f"{first.clusters.top_k} strongest, clusters of at least {first.clusters.min_cluster_size})"
+        )
+    replaced = [name for name, model in options.backbones.items() if model is not None]
+    found += [f"another checkpoint for {', '.join(replaced)}"] if replaced else []
+    found += ["measured on the images that methods learnt from"] if options.held_out is None else []
+    found += [f"changes {', '.join(options.changes)}"] if options.changes else []
+    missing = [name for name in experiment.table.backbones if name not in experiment.backbones]
+    found += [f"{len(missing)} of {len(experiment.table.backbones)} backbones left out"] if missing else []
+    return found
+
+
+def _notes(experiment: Experiment) -> list[str]:
+    notes = [_NOTES[experiment.name]] if experiment.name in _NOTES else []
+    if "LLM rank" in experiment.table.columns and not experiment.options.judges:
+        notes.append("LLM rank needs judges: --judge MODEL@URL.")
+    return notes
+
+
+def _edit_notes(edits: Any, options: ReproduceOptions) -> list[str]:
+    notes = []
+    if any(edit.paper is not None and edit.paper.settings is None for edit in edits):
+        notes.append("The paper gives no settings for the two edits of the dog; those here are ours.")
+    if needs_build(edits, options):
+        notes.append(
+            "The paper gives neither the images nor the cluster sizes nor the prompt of this model; the recipe "
+            "llava-onevision-0.5b-unique marks what is ours."
+        )
+    count = image_set(options.images, limit=options.limit).length if options.images is not None else None
+    notes += [f"The atlas was built from {count:,} images."] if count and needs_build(edits, options) else []
+    return notes

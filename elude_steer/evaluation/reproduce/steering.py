@@ -1,0 +1,174 @@
+"""`reproduce steering`: builds the atlas, makes the edits on their images, and keeps every row as a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elude_steer.atlas.atlas import Atlas
+from elude_steer.atlas.build.pipeline import build
+from elude_steer.atlas.manifest import find_atlas
+from elude_steer.evaluation.reproduce.edits import PAPER_RECIPES, Edit, judge_caption
+from elude_steer.evaluation.reproduce.ledger import Ledger
+from elude_steer.evaluation.reproduce.options import ReproduceOptions
+from elude_steer.models.images import open_image
+from elude_steer.recipe_files import load_spec
+from elude_steer.specs import AtlasSpec
+from elude_steer.steering.result import SteeredCaption, mark_changes
+from elude_steer.steering.run_recipe import step_settings
+from elude_steer.steering.steerer import Steerer
+from elude_steer.utils.files import read_json, write_file
+from elude_steer.utils.fingerprint import make_key, versions
+from elude_steer.utils.plotting import data_uri, fit_within
+
+ATLAS_RECIPE = "llava-onevision-0.5b-unique"  # the paper's rule of the split
+Row = dict[str, Any]
+
+
+def atlas_spec(options: ReproduceOptions) -> AtlasSpec:
+    """How the atlas of the paper's edits is built."""
+    return options.adapt(load_spec(ATLAS_RECIPE))
+
+
+def needs_build(edits: Sequence[Edit], options: ReproduceOptions) -> bool:
+    """Whether an atlas has to be built: for the paper's recipes, unless the caller names one."""
+    return options.atlas is None and any(edit.recipe.name in PAPER_RECIPES for edit in edits)
+
+
+def atlas_folder(spec: AtlasSpec, options: ReproduceOptions) -> Path:
+    """Where the atlas that is built lies; another model, image set or setting has another folder."""
+    key = make_key(asdict(spec), options.image_set(options.images, spec, options.limit).fingerprint, versions())
+    return options.work / f"atlas-{spec.name}-{key}"
+
+
+def run_edits(
+    edits: Sequence[Edit], images: Mapping[str, Path], options: ReproduceOptions, ledger: Ledger
+) -> list[Row]:
+    """Make the edits; rows that are there already are read.
+
+    Args:
+        edits: the rows.
+        images: the image of each.
+        options: what to run.
+        ledger: counts what every piece takes.
+    """
+    built = needs_build(edits, options)
+    spec = atlas_spec(options) if built else None
+    if spec is not None:
+        with ledger.count("atlas"):
+            _build(spec, options)
+    rows: list[Row] = []
+    steerers = _Steerers(options)
+    for atlas, recipe in dict.fromkeys((_atlas_of(edit, spec, options), edit.recipe.name) for edit in edits):
+        own = [edit for edit in edits if edit.recipe.name == recipe]
+        for path in dict.fromkeys(images[edit.row] for edit in own):
+            group = [edit for edit in own if images[edit.row] == path]
+            with ledger.count(f"captions of {group[0].scene}"):
+                rows += _run_group(steerers, atlas, group, path, options)
+            options.log(f"{group[0].scene}: {len(group)} edit{'s' * (len(group) > 1)}")
+    order = {edit.row: number for number, edit in enumerate(edits)}
+    return sorted(rows, key=lambda row: order[row["row"]])
+
+
+def _build(spec: AtlasSpec, options: ReproduceOptions) -> None:
+    out = atlas_folder(spec, options)
+    if (out / "manifest.json").exists():
+        return
+    options.log(f"building the atlas {spec.name}")
+    build(
+        spec,
+        images=options.limited(options.images, spec, options.limit),
+        out=out,
+        work=options.work / "stages",
+        device=options.device,
+        threads=options.threads,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _atlas_of(edit: Edit, spec: AtlasSpec | None, options: ReproduceOptions) -> str:
+    if options.atlas is not None:
+        return options.atlas
+    if spec is not None and edit.recipe.name in PAPER_RECIPES:
+        return str(atlas_folder(spec, options))
+    return edit.recipe.atlas
+
+
+class _Steerers:
+    """The steerer of each atlas, loaded when a row needs it."""
+
+    def __init__(self, options: ReproduceOptions) -> None:
+        self.options, self.loaded = options, dict[str, Steerer[Atlas]]()
+
+    def find(self, atlas: str) -> Steerer[Atlas]:
+        if atlas not in self.loaded:
+            options = self.options
+            self.loaded[atlas] = Steerer.load(
+                atlas,
+                model=options.backbones.get(ATLAS_RECIPE),
+                device=options.device,
+                threads=options.threads,
+                trust_remote_code=options.trust_remote_code,
+            )
+        return self.loaded[atlas]
+
+
+def _run_group(
+    steerers: _Steerers, atlas: str, edits: Sequence[Edit], image: Path, options: ReproduceOptions
+) -> list[Row]:
+    """The edits of one image; those that are not there yet are made together."""
+    paths = {edit.row: _row_path(edit, atlas, image, options) for edit in edits}
+    missing = [edit for edit in edits if not paths[edit.row].exists()]
+    if missing:
+        steerer, recipe = steerers.find(atlas), missing[0].recipe
+        plans = [
+            steerer.plan(minus=e.step.minus, plus=e.step.plus, where=e.step.region, **step_settings(e.step))
+            for e in missing
+        ]
+        opened = open_image(image)
+        results = steerer.explain_all(opened, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
+        for edit, result in zip(missing, results, strict=True):
+            text = json.dumps(_as_row(edit, result), indent=1)
+            write_file(paths[edit.row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+    return [read_json(paths[edit.row]) for edit in edits]
+
+
+def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) -> Path:
+    folder = find_atlas(atlas)
+    manifest = b"" if folder is None else (folder / "manifest.json").read_bytes()
+    causes = [
+        hashlib.sha256(manifest).hexdigest() if manifest else atlas,
+        hashlib.sha256(image.read_bytes()).hexdigest(),
+        asdict(edit.step),
+        edit.recipe.prompt,
+        edit.recipe.max_new_tokens,
+        options.backbones.get(ATLAS_RECIPE),
+        versions(),
+    ]
+    return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
+
+
+def _as_row(edit: Edit, result: SteeredCaption) -> Row:
+    """Everything that the page and the table show."""
+    baseline = result.baseline or ""
+    return {
+        "row": edit.row,
+        "scene": edit.scene,
+        "edit": edit.words,
+        "settings": edit.settings,
+        "baseline": baseline,
+        "caption": result.caption,
+        "marked": mark_changes(result),
+        "verdict": judge_caption(edit.step, baseline, result.caption),
+        "seen": {word: round(share, 3) for word, share in result.seen.items()},
+        "notes": list(result.notes),
+        "model": Path(str(result.provenance.get("model"))).name,
+        "layer": result.provenance.get("layer"),
+        "image": data_uri(fit_within(result.image, 360), quick=True),
+        "maps": {word: data_uri(result.heatmap(word, side=300), quick=True) for word in result.maps},
+        "paper": None if edit.paper is None else {"baseline": edit.paper.baseline, "caption": edit.paper.caption},
+    }

@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from elude_steer.errors import ImageError, SpecError
+from elude_steer.evaluation.reproduce.edits import count_verdicts, find_images, judge_caption, list_edits
+from elude_steer.specs import StepSpec
+
+PHOTOS = [f"photo-{name}" for name in ("astronaut", "camera", "cat", "coffee", "flower", "rocket", "temple")]
+
+
+def test_the_papers_edits_have_its_names_and_settings():
+    edits = {edit.row: edit for edit in list_edits()}
+    assert len(edits) == 14
+    assert (edits["train-2"].words, edits["train-2"].settings) == ("-train +bus", "(50, -2, 100, 50)")
+    assert edits["frisbee-1"].settings == "(15, -0.5, 200, all)"
+    assert edits["cats-3"].words == "-cat -blanket"
+    assert edits["dog-1"].paper.caption.startswith("A motorcycle with a man")
+
+
+def test_fourteen_edits_of_shipped_photographs_are_of_the_papers_kinds():
+    edits = list_edits(PHOTOS)
+    assert len(edits) == 14 and {edit.recipe.atlas for edit in edits} == {"photoland"}
+    kinds = [(len(edit.step.minus), len(edit.step.plus)) for edit in edits]
+    assert kinds.count((1, 0)) >= 2 and kinds.count((2, 0)) >= 2 and kinds.count((1, 1)) >= 7
+    assert set(find_images(edits, None)) == {edit.row for edit in edits}
+
+
+def test_some_rows():
+    assert [edit.row for edit in list_edits(rows=("train", "dog-2"))] == ["dog-2", "train-1", "train-2", "train-3"]
+    with pytest.raises(SpecError, match="there is no row 'train-9'; there are dog-1, dog-2, train-1"):
+        list_edits(rows=("train-9",))
+
+
+def test_missing_images_are_named_with_what_they_show(tmp_path):
+    edits = list_edits()
+    with pytest.raises(ImageError, match=r"cats.jpg: two cats on a pink blanket .*; give a folder with them: --scenes"):
+        find_images(edits, None)
+    (tmp_path / "train.jpg").write_bytes(b"1")
+    (tmp_path / "train-2.PNG").write_bytes(b"2")
+    with pytest.raises(ImageError, match=r"dog.jpg: a black dog .* they are not in"):
+        find_images(edits, tmp_path)
+    found = find_images(list_edits(rows=("train",)), tmp_path)
+    assert {row: path.name for row, path in found.items()} == {
+        "train-1": "train.jpg",
+        "train-2": "train-2.PNG",
+        "train-3": "train.jpg",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"tran": "a.jpg"}, "names 'tran', which is no row or scene. Did you mean 'train'"),
+        ({"train": 3}, "gives 3 for 'train'; write the path of an image"),
+        (["train.jpg"], "is not a JSON object of rows and images"),
+        ({"train": "nowhere.jpg"}, "there is no image '.*nowhere.jpg'; check the path"),
+    ],
+)
+def test_a_wrong_mapping_is_refused(tmp_path, content, message):
+    path = tmp_path / "scenes.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises((SpecError, ImageError), match=message):
+        find_images(list_edits(rows=("train",)), path)
+
+
+def test_a_mapping_is_relative_to_its_file(tmp_path):
+    (tmp_path / "one.jpg").write_bytes(b"1")
+    (tmp_path / "scenes.json").write_text(json.dumps({"train": "one.jpg"}))
+    found = find_images(list_edits(rows=("train-1",)), tmp_path / "scenes.json")
+    assert found == {"train-1": tmp_path / "one.jpg"}
+
+
+def test_verdicts():
+    step = StepSpec(minus=("dog", "ball"), plus=("cat",))
+    verdict = judge_caption(step, "a dog in a park", "a Cat, and a dog-like thing")
+    assert verdict == {"gone": {"dog": "went", "ball": "was not named"}, "came": True}
+    stayed = judge_caption(step, "a dog and a cat", "a dog and a cat")
+    assert stayed == {"gone": {"dog": "stayed", "ball": "was not named"}, "came": False}
+    assert judge_caption(StepSpec(minus=("dog",)), "a dog", "a chair")["came"] is None
+    counted = count_verdicts([{"verdict": verdict}, {"verdict": stayed}])
+    assert counted == {"named before": 2, "went": 1, "stayed": 1, "asked to come": 2, "came": 1}

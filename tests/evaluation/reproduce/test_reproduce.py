@@ -1,0 +1,123 @@
+"""Every `reproduce` end to end: random checkpoints of the real classes, 24 images."""
+
+import json
+import re
+
+import pytest
+
+from elude_steer.evaluation.reproduce.experiment import NAMES
+from elude_steer.evaluation.reproduce.run import forecast, reproduce
+from elude_steer.utils import optional
+from tests.helpers.judge_server import Server, answer
+
+slow = pytest.mark.slow
+ROWS = ("raw units", "ELUDe (unique)", "topk SAE")
+
+
+def without_hours(page):
+    return re.sub(r'<section id="hours">.*</section>', "", page, flags=re.DOTALL)
+
+
+def interrupt_after(count):
+    """A log that is interrupted at a line, as by Ctrl-C."""
+    lines = []
+
+    def log(line):
+        lines.append(line)
+        if len(lines) > count:
+            raise KeyboardInterrupt
+
+    return log
+
+
+def run_interrupted(name, make_options):
+    """Interrupt a run three times, each later than the one before, then let it end."""
+    for count in (1, 2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(name, make_options(log=interrupt_after(count)))
+    return reproduce(name, make_options())
+
+
+def test_interrupting_three_times_and_going_on_gives_the_same_page(world, tmp_path):
+    once = reproduce("interpretability", world.options(tmp_path / "once", rows=ROWS))
+    again = run_interrupted("interpretability", lambda **more: world.options(tmp_path / "again", rows=ROWS, **more))
+    pages = [result.save(tmp_path / f"out-{number}").read_text() for number, result in enumerate((once, again))]
+    assert without_hours(pages[0]) == without_hours(pages[1]) and "ELUDe (unique)" in pages[0]
+    assert len(without_hours(pages[0])) < len(pages[0])
+    third = reproduce("interpretability", world.options(tmp_path / "again", rows=ROWS))
+    assert third.page() == pages[1]  # with its hours, which are of the run that made them
+
+    numbers = {row.method: row.numbers for row in once.rows}
+    assert list(numbers) == ["raw units", "topk SAE", "ELUDe (unique)"]  # the paper's order
+    elude = numbers["ELUDe (unique)"]
+    assert elude["R2"].value == pytest.approx(100) and elude["R2"].paper == 100
+    assert elude["MS-Score"].difference == pytest.approx(elude["MS-Score"].value - 64.85)
+    assert elude["accuracy"].value == pytest.approx(numbers["raw units"]["accuracy"].value)
+    assert numbers["raw units"]["expansion"].value == 1 < elude["expansion"].value
+    assert elude["expansion"].paper == 8
+    text = (tmp_path / "out-0" / "interpretability.txt").read_text()
+    assert "64.85 ± 0.52" in text and "backbone only" in text
+    found = json.loads((tmp_path / "out-0" / "interpretability.json").read_text())
+    assert set(found["hours"]["pieces"]) == {f"dinov2-base-layer12: {row}, seed 42" for row in ROWS}
+    assert str(world.dino.parent) not in json.dumps(found), "private paths stay private"
+    assert "another checkpoint for dinov2-base-layer12" in pages[0] and "LLM rank needs judges" in pages[0]
+
+
+def test_the_papers_edits_from_images_to_the_page(world, tmp_path):
+    once = reproduce("steering", world.steering(tmp_path / "once"))
+    again = run_interrupted("steering", lambda **more: world.steering(tmp_path / "again", **more))
+    pages = [result.save(tmp_path / f"out-{number}").read_text() for number, result in enumerate((once, again))]
+    assert without_hours(pages[0]) == without_hours(pages[1])
+    assert [row["row"] for row in once.rows][:3] == ["dog-1", "dog-2", "train-1"] and len(once.rows) == 14
+    for row in once.rows:
+        assert row["maps"] and row["paper"]["caption"] in pages[0].replace("&#x27;", "'")
+        assert set(row["verdict"]["gone"].values()) <= {"went", "stayed", "was not named"}
+    assert pages[0].count('class="edit"') == 14 and "(50, -2, 100, 50)" in pages[0]
+    text = (tmp_path / "out-0" / "steering.txt").read_text()
+    assert len(text.splitlines()) == 1 + 5 + 14
+    assert once.hours["pieces"].keys() >= {"atlas", "captions of train"}
+
+
+@pytest.mark.parametrize("name", ["generalization", "ablations", "stability", "efficiency"])
+@slow
+def test_every_other_table(world, tmp_path, name):
+    options = world.options(tmp_path / "work", name)
+    result = reproduce(name, options)
+    page = result.save(tmp_path / "out").read_text()
+    assert len(result.rows) == len(result.table.methods(result.rows[0].backbone)) - (
+        name == "ablations" and not optional.is_installed("umap")
+    )
+    column = {"stability": "effective rank", "efficiency": "ms per batch"}.get(name, "MS-Score")
+    for row in result.rows:
+        number = row.numbers[column]
+        assert number.value is not None and number.paper is not None, row
+        assert f"{number.paper:,.2f}" in page or f"{number.paper:,.0f}" in page
+    assert result.hours["measured"] > 0
+
+
+@slow
+def test_judges(world, tmp_path):
+    pytest.importorskip("openai", reason="judges need openai")
+    with Server(lambda model, first, second, count: answer("A" if first < second else "B")) as server:
+        judges = tuple(f"{name}@{server.url}" for name in ("one", "two", "three"))
+        options = world.options(tmp_path / "work", rows=ROWS, judges=judges, pairs=2)
+        expected = forecast("judge", options)
+        result = reproduce("judge", options)
+        assert expected.questions == 3 * 2 * 2 and sum(server.asked.values()) <= 3 * expected.questions
+    rates = [row.numbers["win rate"].value for row in result.rows]
+    assert len(rates) == 3 and sum(rates) / 3 == pytest.approx(50, abs=20)
+    assert result.rows[-1].numbers["win rate"].paper == 67.0
+
+
+@slow
+def test_all_rows_of_the_main_table_take_what_was_predicted(world, tmp_path):
+    options = world.options(tmp_path / "work", changes=())
+    result = reproduce("interpretability", options)
+    assert len(result.rows) == 10
+    assert 1 / 3 < result.hours["predicted"] / result.hours["measured"] < 3  # of a few seconds; see the guide for hours
+
+
+def test_every_name_is_tested_here():
+    assert set(NAMES) == {
+        "steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge",
+    }  # fmt: skip
