@@ -196,6 +196,7 @@ def find_connected_region(readings: torch.Tensor, fit: float, shape: tuple[int, 
     region = find_region(readings.flatten(), fit).reshape(readings.shape)
     if not 0 < fit < CORE:
         return region
+    import torch
     from scipy.ndimage import label
 
     neighbours = np.zeros((3, 3, 3), bool)

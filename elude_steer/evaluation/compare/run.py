@@ -315,7 +315,8 @@ class Comparison:
                     return self.edit_trial.steer(latents, kind, grid)
 
                 name = f"{mode} {kind}{SUPERVISED if supervised else ''}"
-                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{make_key(grid, REPORTED, self.size.edited_scenes)[:8]}.json"
+                key = make_key(grid, REPORTED, self.size.edited_scenes)[:8]
+                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{key}.json"
                 if not Path(file).exists():
                     make_latents()  # first, because the seconds are those of steering
                 found[name] = load_or_make(Path(file), steer)
