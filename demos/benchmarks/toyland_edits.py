@@ -19,7 +19,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -239,18 +239,21 @@ def rows(trial: Trial) -> Mapping[str, Callable[[str], Score | None]]:
     """The rows: each gives the score of a kind of edit, or None where it makes no sense."""
     shipped = trial.steerer
 
-    def exchanged(steerer: Steerer[Any], **settings: Any) -> Callable[[str], Score | None]:
-        return lambda kind: trial.score(kind, steerer, settings)
+    def exchanged(make: Callable[[], Steerer[Any]], **settings: Any) -> Callable[[str], Score | None]:
+        steerer = cache(make)
+        return lambda kind: trial.score(kind, steerer(), settings)
 
     return {
-        "as shipped": exchanged(shipped),
-        "scale (the paper's mode)": exchanged(shipped, **PAPER),
-        "no gate": exchanged(shipped, force=True),
-        "detectors of raw units": exchanged(trial.with_detectors_of("raw units")),
-        "detectors of a random split": exchanged(trial.with_detectors_of("random split")),
-        "regions of another word": exchanged(trial.another_words("weights", "scale", "bias", "levels"), force=True),
-        "directions of another word": exchanged(trial.another_words("directions")),
-        "supervised directions": exchanged(trial.with_true_directions()),
+        "as shipped": exchanged(lambda: shipped),
+        "scale (the paper's mode)": exchanged(lambda: shipped, **PAPER),
+        "no gate": exchanged(lambda: shipped, force=True),
+        "detectors of raw units": exchanged(lambda: trial.with_detectors_of("raw units")),
+        "detectors of a random split": exchanged(lambda: trial.with_detectors_of("random split")),
+        "regions of another word": exchanged(
+            lambda: trial.another_words("weights", "scale", "bias", "levels"), force=True
+        ),
+        "directions of another word": exchanged(lambda: trial.another_words("directions")),
+        "supervised directions": exchanged(trial.with_true_directions),
         "true regions": lambda kind: None if kind == "absent" else trial.score_plans(kind, shipped, trial.true_regions),
         "drawn without it": lambda kind: trial.score_redrawn() if kind == "remove" else None,
     }
@@ -283,6 +286,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the activations of scenes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of edits; all by default")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows to make; all by default")
     options = parser.parse_args()
     trial, found = Trial(options.seed, options.scenes, options.work), []
     print(f"{'':40}{'edits':>6}{''.join(f'{name:>10}' for name in COLUMNS)}")
@@ -291,14 +295,14 @@ def main() -> None:
     tables += [(rows_of_add, ["add"])] if "add" in options.kinds else []
     for make_rows, kinds in tables:
         for name, score_row in make_rows(trial).items():
-            for kind in kinds:
+            for kind in kinds if not options.rows or name in options.rows else ():
                 score = score_row(kind)
                 if score is not None:
                     found.append({"row": name, **score.to_dict()})
                     cells = "".join(f"{getattr(score, column):10.3f}" for column in COLUMNS)
                     print(f"{name + ', ' + kind:40}{score.edits:6}{cells}", flush=True)
     gates: dict[str, dict[str, Any]] = {"as shipped": {}, "no gate": {"force": True}, "scale": PAPER}
-    for name, settings in gates.items() if "absent" in options.kinds else ():
+    for name, settings in gates.items() if "absent" in options.kinds and not options.rows else ():
         found.append({"row": name, "side effects": trial.side_effects(settings)})
         print(f"{name + ', side effects in nats a token':46}{found[-1]['side effects']:10.4f}", flush=True)
     if options.json:

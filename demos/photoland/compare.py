@@ -127,7 +127,7 @@ class Comparison:
         """The photos to choose settings on and to steer."""
         tuning = photo_world(self.work / "photos" / "dev", limit=self.dev)
         reported = photo_world(self.work / "photos" / "test", limit=self.test)
-        return EditTrial(self.vlm, Atlas.load("photoland").matcher(), tuning, reported, self.out)
+        return EditTrial(self.vlm, Atlas.load("photoland").matcher(), tuning, reported, reported, self.out)
 
     @cache  # noqa: B019 - there is one comparison a process
     def spec(self, expansion: str) -> AtlasSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from elude_steer.atlas.manifest_rules import CALIBRATION
-from elude_steer.method.concept_fit import Presence, strongest_mean
+from elude_steer.method.concept_fit import PEAKS, Presence, strongest_mean
 from elude_steer.utils.files import write_tensors
 
 FILE = CALIBRATION
@@ -44,6 +44,8 @@ class Calibration:
             over all if `fit` is 0.
         directions: `(W, d_out)` what a word adds to the residual stream; float16, or float32 where that would overflow.
         fit: `()` the share of the highest reading that the patches of a region have; see `find_region`.
+        peaks: `()` int32, the number of patches that are the strongest ones. None: a twentieth, and at least three, as
+            in older atlases.
     """
 
     words: torch.Tensor
@@ -53,6 +55,7 @@ class Calibration:
     levels: torch.Tensor
     directions: torch.Tensor
     fit: torch.Tensor
+    peaks: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.words)
@@ -83,13 +86,18 @@ class Calibration:
             readings: of its detector on all patches of the image.
         """
         flat = readings.flatten().float()
-        pooled = strongest_mean(flat) if float(self.fit) else flat.mean()
+        count = max(3, len(flat) // 20) if self.peaks is None else int(self.peaks)
+        pooled = strongest_mean(flat, count) if float(self.fit) else flat.mean()
         low, high = self.levels[row].tolist()
         return (float(pooled) - low) / max(high - low, 1e-9)
 
     def save(self, folder: Path) -> None:
         """Write the file of an atlas."""
-        write_tensors(folder / FILE, {name: tensor.contiguous() for name, tensor in vars(self).items()})
+        write_tensors(folder / FILE, {name: tensor.contiguous() for name, tensor in self.tensors().items()})
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that it knows, by name; without what older atlases lack."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 def finish_calibration(
@@ -126,6 +134,7 @@ def finish_calibration(
         levels.float(),
         directions.half() if directions.abs().max() <= torch.finfo(torch.float16).max else directions.float(),
         torch.tensor(float(fit)),
+        torch.tensor(PEAKS, dtype=torch.int32),
     )
 
 

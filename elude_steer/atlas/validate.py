@@ -71,8 +71,10 @@ _LAYOUTS: Mapping[str, Mapping[str, tuple[tuple[str, ...], str]]] = {
         "levels": (_REAL, "W2"),
         "directions": (("F16", "F32"), "WU"),
         "fit": (_REAL, ""),
+        "peaks": (("I32",), ""),
     },
 }
+_ADDED = {"peaks"}  # tensors that older atlases lack
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,13 +149,15 @@ def _header_problems(
         yield "its header is no header of safetensors"
         return
     header.pop("__metadata__", None)
-    if missing := [name for name in layout if name not in header]:
+    if missing := [name for name in layout if name not in header and name not in _ADDED]:
         yield f"it has no '{missing[0]}'"
     if unknown := [name for name in header if name not in layout]:
         yield f"it has {ascii(unknown[0])[:60]}, which no atlas has"
     sizes = {"S": about["sub_units"], "U": about["d_out"], "I": about["d_in"], "B": -(-about["d_in"] // 8), "2": 2}
     total = 0
     for name, (types, shape) in layout.items():
+        if name not in header:
+            continue
         entry = header[name]
         found, dtype = _shape(entry), entry.get("dtype") if isinstance(entry, dict) else None
         if found is None or dtype not in types:
@@ -283,7 +287,7 @@ def _familiarity_problems(tensors: Tensors) -> Iterator[str]:
 
 
 def _calibration_problems(tensors: Tensors, vocabulary: int | None) -> Iterator[str]:
-    yield from _not_finite(tensors, *(name for name in _LAYOUTS[CALIBRATION] if name != "words"))
+    yield from _not_finite(tensors, *(name for name in tensors if name not in ("words", "peaks")))
     yield from _out_of_range(tensors, "words", 2**31 if vocabulary is None else vocabulary)
     if len(tensors["words"].unique()) != len(tensors["words"]):
         yield "a word is there twice"
@@ -293,6 +297,8 @@ def _calibration_problems(tensors: Tensors, vocabulary: int | None) -> Iterator[
         yield "'scale' must be at least 0"
     if not 0 <= float(tensors["fit"]) <= 1:
         yield "'fit' must be a share, from 0 to 1"
+    if "peaks" in tensors and tensors["peaks"] < 1:
+        yield "'peaks' must be at least 1"
 
 
 def _not_finite(tensors: Tensors, *names: str) -> Iterator[str]:

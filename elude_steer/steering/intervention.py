@@ -19,13 +19,13 @@ from torch import nn
 
 from elude_steer.atlas.calibration import Calibration
 from elude_steer.errors import ModelError
-from elude_steer.method.concept_fit import find_region
 from elude_steer.method.layers import SubUnits, layer_parameters
 from elude_steer.steering.plan import Concept, Plan
 from elude_steer.steering.regions import (
     FREE_CLAIM,
     Region,
     cover_block,
+    find_connected_region,
     find_free_blocks,
     measure_claims,
     overview_tile,
@@ -201,7 +201,7 @@ class PreparedPlan:
         That is what the user marked; else where the detector of the minus concept reads it, and nowhere if it is not
         seen. A plus concept takes the region of its minus concept, or else a free place, and none if no place is free.
         """
-        skipped = self._token_layout(q, find_patches)[2]
+        rows, columns, skipped = self._token_layout(q, find_patches)
         if self.plan.needs_free_place(placed.concept):
             return F.pad(self._free_place(placed, q, find_patches, {} if memo is None else memo), (skipped, 0))
         marked = self._marked_region(placed.concept)
@@ -215,8 +215,7 @@ class PreparedPlan:
         settings, readings = found.concept.settings, found.readings(q, skipped, memo)
         if not settings.force and found.presence(q, skipped, memo) < settings.seen:
             return torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
-        region = find_region(readings.flatten(), settings.fit).reshape(readings.shape)
-        return F.pad(region, (skipped, 0))
+        return F.pad(find_connected_region(readings, settings.fit, (rows, columns)), (skipped, 0))
 
     def _free_place(
         self, placed: PlacedConcept, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo

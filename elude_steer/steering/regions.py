@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from elude_steer.models.vlm import Vlm
 
+# Each part of a region reads at least this share of the peak somewhere: other parts are stray patches. A second dog is
+# a part of its own, and stays.
+CORE = 0.6
 FREE_SIDE = 3 / 8  # side of a free place, as a share of that of the image; a quarter or a half measures worse
 FREE_CLAIM = 1.0  # a free place is claimed less than this multiple of the image's mean; beyond, captions invent more
 _WHERE = "where is a box (left, top, right, bottom in pixels), a mask, or the file of a mask."
@@ -177,6 +180,33 @@ def patches_inside(boxes: np.ndarray) -> np.ndarray:
     """Which patches have their centre in the image, not in the padding: `(patches,)` bool for boxes `(patches, 4)`."""
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2
     return ((centre > 0) & (centre < 1)).all(-1)
+
+
+def find_connected_region(readings: torch.Tensor, fit: float, shape: tuple[int, int]) -> torch.Tensor:
+    """The patches that read at least `fit` of the peak, in parts that reach `CORE` of it: `(tiles, patches)` bool.
+
+    This is a threshold with hysteresis, as in edge detection. Parts are the connected patches of a tile, also by their
+    corners.
+
+    Args:
+        readings: `(tiles, patches)` of a detector.
+        fit: the share; 0 takes every patch.
+        shape: rows and columns of a tile's patches.
+    """
+    from elude_steer.method.concept_fit import find_region
+
+    region = find_region(readings.flatten(), fit).reshape(readings.shape)
+    if not 0 < fit < CORE:
+        return region
+    import torch
+    from scipy.ndimage import label
+
+    neighbours = np.zeros((3, 3, 3), bool)
+    neighbours[1] = True  # all eight in the tile, none in the tiles beside it
+    parts = label(region.cpu().numpy().reshape(-1, *shape), neighbours)[0]
+    core = (readings >= CORE * readings.max()).cpu().numpy().reshape(parts.shape)
+    kept = np.isin(parts, parts[core & (parts > 0)]).reshape(readings.shape)
+    return torch.from_numpy(kept).to(region.device)
 
 
 def measure_claims(readings: torch.Tensor) -> torch.Tensor:

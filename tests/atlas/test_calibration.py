@@ -75,6 +75,17 @@ def test_presence_looks_at_the_strongest_patches_unless_the_whole_image_is_the_r
     assert whole.presence(0, readings) == pytest.approx((3 / 60 - low) / (high - low), abs=1e-5)
 
 
+def test_older_calibrations_are_read_as_they_were_made():
+    """Their levels are means over a twentieth of the patches, and at least three."""
+    made = make_calibration()[0]
+    old, readings = replace(made, peaks=None), torch.zeros(1, 100)
+    readings[0, :3] = 1.0
+    low = float(made.levels[0, 0])
+    assert made.presence(0, readings) == pytest.approx(1, abs=1e-5)
+    assert old.presence(0, readings) == pytest.approx((3 / 5 - low) / (1 - low), abs=1e-5)
+    assert old.presence(0, readings[:, :20]) == pytest.approx(1, abs=1e-5)
+
+
 def test_words_are_found_by_their_number_in_the_vocabulary():
     made = make_calibration()[0]
     assert [made.row(word) for word in (4, 0, 9, 5)] == [0, 1, 2, None]
@@ -105,6 +116,9 @@ def test_it_survives_saving_and_loading_and_atlases_without_it_load(tmp_path):
     for name, tensor in vars(new.calibration).items():
         assert torch.equal(tensor, getattr(made, name)), name
         assert tensor.dtype == getattr(made, name).dtype, name
+    older = Atlas.load(replace(plain, calibration=replace(made, peaks=None)).save(tmp_path / "older"))
+    assert older.calibration.peaks is None
+    assert torch.equal(older.calibration.levels, made.levels)
 
 
 def test_a_file_that_was_changed_is_noticed(tmp_path):

@@ -58,6 +58,7 @@ def make_full_atlas(folder: Path) -> Path:
         torch.tensor([[0.1, 1.0]] * 3),
         torch.randn(3, d_out, generator=g).half(),
         torch.tensor(0.4),
+        torch.tensor(3, dtype=torch.int32),
     )
     familiarity = Familiarity(
         torch.randn(d_in, generator=g), torch.rand(d_in, generator=g) + 0.1,

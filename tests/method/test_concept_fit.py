@@ -239,11 +239,11 @@ def test_a_fit_of_zero_takes_every_patch(readings):
     assert region.all()
 
 
-def test_the_strongest_mean_is_over_a_twentieth_and_at_least_three():
+def test_the_strongest_mean_is_over_three_patches_however_many_there_are():
     values = torch.arange(100.0)[torch.randperm(100, generator=generator())]
-    assert float(strongest_mean(values)) == 97  # the mean of 95 to 99
-    assert float(strongest_mean(values[values < 20])) == 18  # of three, not of one
+    assert float(strongest_mean(values)) == 98  # the mean of 97 to 99
+    assert float(strongest_mean(values[values < 20])) == 18
     assert float(strongest_mean(torch.tensor([1.0, 4.0]))) == 2.5
-    assert strongest_mean(torch.stack([values, -values], 1)).tolist() == [97, -2]
-    assert float(strongest_mean(values, share=0.5)) == 74.5
-    assert float(strongest_mean(values, share=0, least=1)) == 99
+    assert strongest_mean(torch.stack([values, -values], 1)).tolist() == [98, -1]
+    assert float(strongest_mean(values, 50)) == 74.5
+    assert float(strongest_mean(values, 1)) == 99

@@ -14,6 +14,7 @@ from elude_steer.errors import ImageError, SpecError
 from elude_steer.steering.regions import (
     Region,
     cover_block,
+    find_connected_region,
     find_free_blocks,
     measure_claims,
     overview_tile,
@@ -297,3 +298,42 @@ def test_a_block_covers_the_same_part_of_all_tiles():
     assert covered_by[0].all() and (covered_by[1] == block).all()
     assert np.argwhere(covered_by[2]).tolist() == [[1, 0], [1, 1]]
     assert not cover_block(~block.ravel() & block.ravel(), whole, boxes).any()
+
+
+# Where a detector reads
+
+
+READINGS = """
+    10  4  0  0  0  4
+     0  4  0  0  0  0
+     0  0  4  0  7  0
+     4  0  0  0  4  0
+"""
+
+
+def connected(fit, tiles=1):
+    one = torch.tensor([[float(n) for n in line.split()] for line in READINGS.strip().splitlines()])
+    region = find_connected_region(one.reshape(1, -1).expand(tiles, -1), fit, tuple(one.shape))
+    return ["".join("X" if there else "." for there in row) for row in region.reshape(-1, one.shape[1]).tolist()]
+
+
+def test_stray_patches_are_in_no_region_but_a_second_thing_is():
+    """Parts hang together by corners, too; one that nowhere comes near the peak is left out."""
+    assert connected(0.3) == ["XX....", ".X....", "..X.X.", "....X."]
+    assert connected(0.3, tiles=2) == connected(0.3) * 2
+
+
+def test_a_high_fit_is_a_threshold_alone_and_none_takes_every_patch():
+    assert connected(0.6) == connected(0.7) == ["X.....", "......", "....X.", "......"]
+    assert connected(0.71) == ["X.....", "......", "......", "......"]
+    assert connected(0) == ["XXXXXX"] * 4
+
+
+def test_patches_of_different_tiles_are_not_neighbours():
+    readings = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
+    assert find_connected_region(readings, 0.3, (2, 2)).tolist() == [[True, False, False, False], [False] * 4]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_where_a_detector_reads_nothing_there_is_no_region(value):
+    assert not find_connected_region(torch.full((2, 4), value), 0.3, (2, 2)).any()

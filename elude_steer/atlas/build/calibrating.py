@@ -17,7 +17,7 @@ from elude_steer.atlas.build.labelling import Labelling
 from elude_steer.atlas.build.pooling import read_image_rows
 from elude_steer.atlas.build.stages import Build, StageFolder
 from elude_steer.atlas.calibration import Calibration, finish_calibration
-from elude_steer.method.concept_fit import Presence, StreamSums, fit_detectors, measure_presence, strongest_mean
+from elude_steer.method.concept_fit import PEAKS, Presence, StreamSums, fit_detectors, measure_presence, strongest_mean
 from elude_steer.method.layers import sub_unit_parameters
 from elude_steer.utils.files import read_tensors, write_tensors
 from elude_steer.utils.threads import use_threads
@@ -61,7 +61,7 @@ def add_calibration(
     if fit is None:
         return atlas
     texts = [labelling.vocabulary[word] for word in fit.words.tolist()]
-    causes = (texts, build.spec.labels.template, fit.step, spec.fit)
+    causes = (texts, build.spec.labels.template, fit.step, spec.fit, PEAKS)
     folder = build.open_stage("calibration", pooled.key, vectors.key, *causes)
     numbers = {int(index): row for row, index in enumerate(fit.images.tolist())}
     # The detectors are linear in the layer's input, so the sub-units need not be computed one by one.

@@ -131,7 +131,7 @@ class NamedDictionary:
     def fingerprint(self) -> str:
         """Hash of the latents, their labels, their reference activations and their calibration."""
         digest = hashlib.sha256(self.labels.words.tobytes() + self.labels.scores.tobytes())
-        calibration = [] if self.calibration is None else vars(self.calibration).values()
+        calibration = [] if self.calibration is None else self.calibration.tensors().values()
         for tensor in (self.dictionary.atoms, self.references.activation, *calibration):
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]

@@ -23,6 +23,7 @@ class Size:
         scenes: held-out scenes to report on.
         ms_scenes: held-out scenes for a second MS-Score.
         tuning_scenes: scenes to choose steering settings on.
+        edited_scenes: scenes to steer with them.
         epochs: training epochs of an SAE; matching pursuit, whose steps take ten times as long, has a third of them.
         trials: points of an SAE's grid, tried on the first seed with a sixth of its tokens and half of the epochs.
         grid_values: values to try of each steering setting; None for all.
@@ -34,6 +35,7 @@ class Size:
     scenes: int = 500
     ms_scenes: int = 3000
     tuning_scenes: int = 48
+    edited_scenes: int = 300
     epochs: int = 6
     trials: int = 9
     grid_values: int | None = None
@@ -46,7 +48,16 @@ class Size:
 
 
 SMALL = Size(
-    seeds=(42, 123), images=120, scenes=8, ms_scenes=24, tuning_scenes=4, epochs=2, trials=1, grid_values=1, runs=2
+    seeds=(42, 123),
+    images=120,
+    scenes=8,
+    ms_scenes=24,
+    tuning_scenes=4,
+    edited_scenes=8,
+    epochs=2,
+    trials=1,
+    grid_values=1,
+    runs=2,
 )
 
 

@@ -128,7 +128,8 @@ class Comparison:
         """The scenes to edit."""
         matcher = self.atlas(ELUDE, self.size.seeds[0]).matcher()
         tuning = toyland_world(_TUNING, self.size.tuning_scenes)
-        return EditTrial(self.vlm, matcher, tuning, toyland_world(REPORTED, self.size.scenes), self.work)
+        edited = toyland_world(REPORTED, self.size.edited_scenes)
+        return EditTrial(self.vlm, matcher, tuning, edited, toyland_world(REPORTED, self.size.scenes), self.work)
 
     @cached_property
     def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -320,7 +321,8 @@ class Comparison:
                     return self.edit_trial.steer(latents, kind, grid)
 
                 name = f"{mode} {kind}{SUPERVISED if supervised else ''}"
-                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{make_key(grid, REPORTED)[:8]}.json"
+                key = make_key(grid, REPORTED, self.size.edited_scenes)[:8]
+                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{key}.json"
                 if not Path(file).exists():
                     make_latents()  # first, because the seconds are those of steering
                 found[name] = load_or_make(Path(file), steer)

@@ -74,11 +74,12 @@ def sweep(
     steerer: Steerer,
     world: World,
     kind: Kind,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
     *,
     seed: int = 0,
     prompt: str = PROMPT,
     work: Path | None = None,
+    baselines: Sequence[str] | None = None,
     on_progress: Callable[[int], object] | None = None,
 ) -> list[Point]:
     """Score every point of a grid on the same edits, in the order of the grid. An interrupted sweep resumes.
@@ -87,14 +88,15 @@ def sweep(
         steerer: the model and the atlas to tune.
         world: images with their true objects.
         kind: `remove` or `replace`.
-        grid: setting -> values to try.
+        grid: setting -> values to try, or the points themselves.
         seed: seed of the edits.
         prompt: the question.
         work: folder for cached captions; by default below `ELUDE_STEER_HOME`.
+        baselines: the unsteered captions, where they are known.
         on_progress: called with the number of images done since the last call.
     """
-    points = grid_points(grid)
-    baselines = caption_baselines(steerer, world, prompt)
+    points = grid_points(grid) if isinstance(grid, Mapping) else [dict(point) for point in grid]
+    baselines = caption_baselines(steerer, world, prompt) if baselines is None else baselines
     tasks = make_tasks(world, baselines, kind, seed)
     # The tasks contain the baselines, so that another model has another key.
     key = make_key("sweep", *list_causes(steerer, world), [asdict(task) for task in tasks], points, prompt)
