@@ -37,9 +37,9 @@ LEVELS = {"clear": 0.1, "medium": 10**-0.5, "hard": 1.0}
 
 
 def planted_inputs(
-    points: int, concepts: int, level: str, seed: int, noise: float = 0.3
+    points: int, concepts: int, level: str, seed: int, noise: float = 0.3, out: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs of a layer, `(points, D_IN)` float32, and the concept of each, or -1 for noise."""
+    """Inputs of a layer, `(points, D_IN)` float32, or as `out` stores them, and the concept of each, -1 for noise."""
     rng = np.random.default_rng((seed, concepts, list(LEVELS).index(level)))
     support = D_IN // (2 * concepts) if concepts > 8 else D_IN // 16
     places = np.arange(D_IN) - np.arange(concepts)[:, None] * (support - support // 3)
@@ -47,7 +47,7 @@ def planted_inputs(
     strengths = (supports * rng.uniform(0.5, 1.5, supports.shape)).astype(np.float32)
     sizes = np.geomspace(1, 5, concepts)
     truth = rng.choice(concepts, round(points * (1 - noise)), p=sizes / sizes.sum())
-    q = np.empty((points, D_IN), np.float32)
+    q = np.empty((points, D_IN), np.float32) if out is None else out
     for start in range(0, len(truth), 4096):  # in pieces, to limit memory
         signal = strengths[truth[start : start + 4096]]
         signal *= rng.lognormal(-0.125, 0.5, signal.shape).astype(np.float32)

@@ -51,6 +51,7 @@ def memory_needed(backend: str, size: ClusteringSize) -> int:
     x = d if size.reduced is None else size.reduced
     sample = min(n, SAMPLE)
     copies = 3 if x <= EXACT_DIMENSIONS else 1  # of the sample's vectors, which products need
+    held = 4 * n * d if backend != "fast" or size.reduced is not None else 4 * sample * d  # contributions
     beside = {
         "exact": 8 * n * n + 8 * n * x + 16 * _BLOCK * n,  # all distances; vectors in double precision; blocks of rows
         "fast": 4 * sample * sample + 4 * copies * sample * x + 16 * _BLOCK * sample,
@@ -58,7 +59,7 @@ def memory_needed(backend: str, size: ClusteringSize) -> int:
         "cuml": 4 * n * x,
     }[backend]
     summary = 4 * min(n, ROWS) * d  # a copy of a part of a cluster
-    return 4 * n * d + max(beside, summary) + _PER_INSTANCE * n + _FIXED
+    return held + max(beside, summary) + _PER_INSTANCE * n + _FIXED
 
 
 def gpu_memory_needed(size: ClusteringSize) -> int:

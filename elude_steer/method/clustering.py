@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.errors import ModelError, SpecError
+from elude_steer.errors import SpecError
 from elude_steer.method.fast_hdbscan import fast_clusters
+from elude_steer.method.rows import Rows, read_rows
 from elude_steer.utils import optional
 
 # Rows of one distance product. Fixed, because products of another shape may round differently.
@@ -38,7 +39,7 @@ class Clusters:
 
 
 def cluster(
-    vectors: torch.Tensor,
+    vectors: Rows,
     *,
     backend: str = "exact",
     selection: str = "leaf",
@@ -51,7 +52,7 @@ def cluster(
     """HDBSCAN clusters of the rows of `vectors` by euclidean distance.
 
     Args:
-        vectors: `(instances, dimensions)`.
+        vectors: `(instances, dimensions)`; `fast` without UMAP reads them in pieces, all others read them at once.
         backend: `exact`, `fast`, `hdbscan` or `cuml`; `backends` resolves `auto`. `hdbscan` is the library. `exact`
             gives the library's labels above 60 dimensions; below, the library uses another algorithm, which
             orders equal distances differently. `fast` approximates distances and clusters a sample of more than
@@ -73,14 +74,29 @@ def cluster(
         raise SpecError(
             f"min_cluster_size must be at least 2 and min_samples at least 1, not {min_cluster_size} and {min_samples}."
         )
-    if not all(torch.isfinite(block).all() for block in vectors.split(_BLOCK)):
-        raise ModelError("some contributions are not finite; check the model for NaN and infinite values.")
-    if len(vectors) < max(2, min_cluster_size):
-        return _all_noise(len(vectors))  # no group can be large enough; the libraries fail on some such inputs
+    instances, samples = vectors.shape[0], min_samples or min_cluster_size
+    if instances < max(2, min_cluster_size):
+        _read_all(vectors)
+        return _all_noise(instances)  # no group can be large enough; the libraries fail on some such inputs
+    if backend == "fast" and umap_components is None:
+        return _renumber(*fast_clusters(vectors, selection, min_cluster_size, samples))
+    whole = _read_all(vectors)
     if umap_components is not None:
-        vectors = _reduce(vectors, umap_components, umap_neighbors, seed)
-    labels, probabilities = _BACKENDS[backend](vectors, selection, min_cluster_size, min_samples or min_cluster_size)
-    return _renumber(labels, probabilities)
+        whole = _reduce(whole, umap_components, umap_neighbors, seed)
+    return _renumber(*_BACKENDS[backend](whole, selection, min_cluster_size, samples))
+
+
+def _read_all(vectors: Rows) -> torch.Tensor:
+    """All rows as a tensor; raises if they are not finite."""
+    numbers = torch.arange(vectors.shape[0])
+    if isinstance(vectors, torch.Tensor):
+        for block in numbers.split(_BLOCK):
+            read_rows(vectors, block)
+        return vectors
+    out = torch.empty(*vectors.shape)
+    for block in numbers.split(_BLOCK):
+        out[block[0] : block[-1] + 1] = read_rows(vectors, block)
+    return out
 
 
 def distances(vectors: torch.Tensor) -> torch.Tensor:

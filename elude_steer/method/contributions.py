@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from elude_steer.method.clustering import Clusters
+from elude_steer.method.rows import Rows
 
 EPS = 1e-12
 ROWS = 65_536  # instances summed at a time, to limit memory; fixed, because sums in another order round differently
-
-
-class Rows(Protocol):
-    """Rows of numbers, all in memory (a tensor) or read when they are asked for."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of rows, then their length."""
-        ...
-
-    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-        """A copy of the rows with these numbers."""
-        ...
 
 
 def contributions(q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -40,7 +28,33 @@ def contributions(q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return c / c.norm(dim=1, keepdim=True).clamp_min(EPS)
 
 
-def representatives(c: torch.Tensor, labels: torch.Tensor, probabilities: torch.Tensor, clusters: int) -> torch.Tensor:
+@dataclass(frozen=True, eq=False)
+class ContributionRows:
+    """The contributions of instances, computed from their inputs each time they are asked for.
+
+    Attributes:
+        q: `(instances, d_in)` inputs of the layer.
+        weight: `(d_in,)` the unit's row of the weight matrix.
+        block: instances that are computed at a time; each is computed on its own, so it changes no bits.
+    """
+
+    q: Rows
+    weight: torch.Tensor
+    block: int = 4096
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of instances, then of inputs."""
+        return self.q.shape
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(rows), self.shape[1])
+        for part, numbers in zip(out.split(self.block), rows.split(self.block), strict=True):
+            part.copy_(contributions(self.q[numbers], self.weight))
+        return out
+
+
+def representatives(c: Rows, labels: torch.Tensor, probabilities: torch.Tensor, clusters: int) -> torch.Tensor:
     """The mean direction of each cluster's contributions, weighted by probability.
 
     Args:
@@ -80,7 +94,7 @@ def _sum_rows(x: Rows, rows: torch.Tensor, factors: torch.Tensor | None) -> torc
     return (values if factors is None else values.mul_(factors[rows, None])).sum(0)
 
 
-def summarize_clusters(q: Rows, c: torch.Tensor, clusters: Clusters) -> dict[str, torch.Tensor]:
+def summarize_clusters(q: Rows, c: Rows, clusters: Clusters) -> dict[str, torch.Tensor]:
     """Summarise a unit's clusters by what splitting needs: `representatives`, `means` and `sizes`.
 
     Args:

@@ -8,7 +8,8 @@ There are two approximations, each with one constant.
   the products are exact too.
 - Instances. Of more than `SAMPLE` instances only an evenly spaced sample makes the tree, with min_cluster_size and
   min_samples reduced in proportion, so that densities are estimated at the same scale. The other instances join the
-  tree as in HDBSCAN's own prediction: by their mutual reachability to the nearest instance of the sample.
+  tree as in HDBSCAN's own prediction: by their mutual reachability to the nearest instance of the sample. They are
+  read in pieces, so that memory does not grow with their number.
 
 This module exists because no library accepts approximate products: fast_hdbscan and scikit-learn take vectors of few
 dimensions or all distances. hdbscan does everything from the spanning tree on.
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from elude_steer.method.rows import Rows, read_rows
+
 RANK = 128
 EXACT_DIMENSIONS = 1024  # up to here exact products cost little more than finding the directions
 SAMPLE = 10_000
@@ -32,16 +35,16 @@ _BASIS_ROWS = 5000  # rows that the directions are estimated from
 _BLOCK = 1024  # rows of one product; fixed, because products of another shape may round differently
 
 
-def fast_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def fast_clusters(vectors: Rows, selection: str, size: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels and probabilities of the rows; the backend `fast` of `clustering.cluster`."""
-    n = len(vectors)
+    n, dimensions = vectors.shape
     chosen = np.arange(SAMPLE) * n // SAMPLE if n > SAMPLE else np.arange(n)
     fraction = len(chosen) / n
     size, samples = max(2, round(size * fraction)), max(1, round(samples * fraction))
-    x = vectors.cpu().float()
-    sample = x[torch.from_numpy(chosen)] if n > len(chosen) else x
-    basis = directions(sample) if x.shape[1] > EXACT_DIMENSIONS else None
+    sample = read_rows(vectors, torch.from_numpy(chosen)).float()
+    basis = directions(sample) if dimensions > EXACT_DIMENSIONS else None
     points = Sketch.from_rows(sample, basis)
+    del sample
     squared = points.squared_distances(points)
     # The nearest entry of each row is the point itself.
     core = kth_smallest(squared.fill_diagonal_(0), min(samples, len(chosen) - 1))
@@ -54,7 +57,7 @@ def fast_clusters(vectors: torch.Tensor, selection: str, size: int, samples: int
     others = np.setdiff1d(np.arange(n), chosen, assume_unique=True)
     for start in range(0, len(others), _BLOCK):
         rows = others[start : start + _BLOCK]
-        new = Sketch.from_rows(x[torch.from_numpy(rows)], basis)
+        new = Sketch.from_rows(read_rows(vectors, torch.from_numpy(rows)).float(), basis)
         squared = new.squared_distances(points)
         labels[rows], probabilities[rows] = tree.predict(squared, core, min(samples, len(chosen)) - 1)
     return labels, probabilities

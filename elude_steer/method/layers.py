@@ -10,6 +10,8 @@ from torch import nn
 
 from elude_steer.errors import LayerError
 
+_ROWS = 1024  # sub-units whose shares are computed at a time; each on its own, so it changes no bits
+
 
 def is_linear(module: nn.Module) -> bool:
     """Whether the method applies to a module: `nn.Linear`, or `nn.Conv2d` with a 1x1 kernel."""
@@ -64,8 +66,13 @@ def divide_among_owners(
         members: `(n, d_in)` bool, the dimensions that each sub-unit owns.
         owners: `(n, d_in)` how many sub-units of the unit own each dimension.
     """
-    share = members / owners
-    return weight * share.to(weight), bias * share.double().mean(1).to(bias)
+    weights, biases = torch.empty_like(weight), torch.empty_like(bias)
+    for start in range(0, len(members), _ROWS):  # in pieces, because shares in double precision are large
+        rows = slice(start, start + _ROWS)
+        share = members[rows] / owners[rows]
+        weights[rows] = weight[rows] * share.to(weight)
+        biases[rows] = bias[rows] * share.double().mean(1).to(bias)
+    return weights, biases
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from elude_steer.errors import LayerError, did_you_mean, type_with_article
 from elude_steer.method.layers import is_linear
+from elude_steer.models.compiled import Opaque, called_attribute
 
 
 class _StopForward(BaseException):
@@ -111,19 +112,17 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
     """
     recorded = Record()
 
-    # Another thread may call the hook while it is half registered, and then without kwargs.
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if module is not layer or not scope.is_here:
-            return
+    def compute(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if argument is not None:
-            value = (kwargs or {})[argument]
+            value = kwargs[argument]
         else:
-            value = args[0] if args else next(iter((kwargs or {}).values()))
+            value = args[0] if args else next(iter(kwargs.values()))
         recorded.inputs.append(value.detach())
         if stop:
             raise _StopForward(recorded)
+        return original(*args, **kwargs)
 
-    with _scope() as scope, _registered(lambda: layer.register_forward_pre_hook(hook, with_kwargs=True)):
+    with replace_forward(layer, compute):
         try:
             yield recorded
         except _StopForward as end:
@@ -136,12 +135,12 @@ def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
     """Record the output of `module`, the first element of a tuple; the forward pass and the `with` block end there."""
     outputs: list[torch.Tensor] = []
 
-    def hook(called: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if called is module and scope.is_here:
-            outputs.append((output[0] if isinstance(output, tuple) else output).detach())
-            raise _StopForward(outputs)
+    def compute(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        outputs.append((output[0] if isinstance(output, tuple) else output).detach())
+        raise _StopForward(outputs)
 
-    with _scope() as scope, _registered(lambda: module.register_forward_hook(hook)):
+    with replace_forward(module, compute):
         try:
             yield outputs
         except _StopForward as end:
@@ -153,11 +152,11 @@ def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
 def watch_inputs(module: nn.Module, on_call: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Call `on_call(kwargs)` with the keyword arguments of every call of `module` from inside."""
 
-    def hook(called: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if called is module and scope.is_here:
-            on_call(kwargs or {})
+    def compute(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        on_call(kwargs)
+        return original(*args, **kwargs)
 
-    with _scope() as scope, _registered(lambda: module.register_forward_pre_hook(hook, with_kwargs=True)):
+    with replace_forward(module, compute):
         yield
 
 
@@ -167,16 +166,20 @@ def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str 
 
     Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only for calls
     from inside and is undone at the end. A method that others have replaced before (accelerate does) becomes
-    `original` and comes back.
+    `original` and comes back. A module that is compiled stays compiled, as does the model around it; see
+    `models/compiled.py`.
     """
+    attribute = called_attribute(module, method)
     with _scope() as scope:
         with _REPLACING:
-            current = vars(module).get(method)
+            current = vars(module).get(attribute)
             if isinstance(current, _Replacement):
                 replacement = current
             else:
-                replacement = _Replacement(getattr(module, method), current)
-                setattr(module, method, replacement)
+                replacement = _replacement_of(module, attribute)
+                replacement.take_place_of(getattr(module, attribute), current)
+                replacement.prepare()
+                setattr(module, attribute, replacement)
             replacement.by_scope[scope] = compute
         try:
             yield
@@ -184,25 +187,41 @@ def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str 
             with _REPLACING:
                 del replacement.by_scope[scope]
                 # If others have replaced our replacement in the meantime, theirs stays until they remove it.
-                in_place = vars(module).get(method) is replacement
-                if in_place and not replacement.by_scope and replacement.previous is None:
-                    delattr(module, method)
-                elif in_place and not replacement.by_scope:
-                    setattr(module, method, replacement.previous)
+                if vars(module).get(attribute) is replacement and not replacement.by_scope:
+                    if replacement.previous is None:
+                        delattr(module, attribute)
+                    else:
+                        setattr(module, attribute, replacement.previous)
+                    replacement.forget()
 
 
 _REPLACING = threading.Lock()
 
 
-class _Replacement:
-    """Takes the place of a module's method as long as anybody replaces it."""
+class _Replacement(Opaque):
+    """Takes the place of a module's method as long as anybody replaces it.
 
-    def __init__(self, original: Callable[..., Any], previous: Any) -> None:
-        self.original, self.previous = original, previous
-        self.__signature__ = inspect.signature(original)  # transformers reads it to choose what it passes
+    Each module keeps its own, because compiled code is made for the object that it found.
+    """
+
+    original: Callable[..., Any]
+    previous: Any
+
+    def __init__(self, d_out: int | None) -> None:
+        super().__init__(d_out)
         self.by_scope: dict[_Scope, Callable[..., Any]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def take_place_of(self, original: Callable[..., Any], previous: Any) -> None:
+        """Call this method where nobody replaces it, and put `previous` back at the end."""
+        self.original, self.previous = original, previous
+        self.__signature__ = inspect.signature(original)  # transformers reads it to choose what it passes
+
+    def forget(self) -> None:
+        """Hold the module no longer."""
+        del self.original, self.previous, self.__signature__
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the innermost `compute` that is inside, or else the original."""
         for scope in reversed(_SCOPES.get()):
             compute = self.by_scope.get(scope)
             if compute is not None and scope.is_here:
@@ -214,15 +233,14 @@ class _Replacement:
         return copy.deepcopy(self.original, memo)
 
 
-@contextmanager
-def _registered(register: Callable[[], RemovableHandle]) -> Iterator[None]:
-    handles: list[RemovableHandle] = []
-    try:
-        handles.append(register())
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+_REPLACEMENTS: WeakKeyDictionary[nn.Module, dict[str, _Replacement]] = WeakKeyDictionary()
+
+
+def _replacement_of(module: nn.Module, attribute: str) -> _Replacement:
+    kept = _REPLACEMENTS.setdefault(module, {})
+    if attribute not in kept or kept[attribute].by_scope:  # the one that others have wrapped may still be called
+        kept[attribute] = _Replacement(module.out_features if isinstance(module, nn.Linear) else None)
+    return kept[attribute]
 
 
 @contextmanager

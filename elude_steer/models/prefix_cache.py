@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning
+from elude_steer.models.compiled import is_compiled
 from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.vlm import PROMPT, Vlm
 
@@ -110,6 +111,8 @@ def change_prompt(vlm: Vlm, prefix: Prefix, images: Sequence[Any], prompts: Sequ
 
 
 def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str]) -> Prefix:
+    if is_compiled(vlm.model, vlm.layer_name):  # compiled code has no place to resume
+        return _collect_prefix(vlm, images, prompt, [])
     with _PROVING:
         if vlm.layer not in _KEPT:
             first = prompt if isinstance(prompt, str) else prompt[0]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from elude_steer.errors import AtlasError, ModelError, SpecError
+from elude_steer.models.compiled import is_compiled
 from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.patch_layout import Tiles
 from elude_steer.models.prefix_cache import Prefix, resume_from
@@ -62,6 +63,10 @@ def apply_to_calls(vlm: Vlm, prepared: Sequence[PreparedPlan | None]) -> Iterato
         patches = [ImagePatches(vlm, partial(_image_size, inputs, i), shapes[i]) for i in range(count)]
         return make_edited_forward(vlm.layer, prepared, split, patches, join)(original, x)
 
+    active = any(one is not None and one.plan.has_effect for one in prepared)
+    if not active and is_compiled(vlm.model, vlm.layer_name):
+        yield  # the model runs the compiled code that it runs without us
+        return
     with ExitStack() as stack:
         stack.enter_context(watch_inputs(vlm.model, remember_inputs))
         stack.enter_context(replace_forward(vlm.model, generate, "generate"))
@@ -91,6 +96,10 @@ def resume_under_plans(
     edits = [(image, prepared, image_patches(vlm, prefix, image)) for image, prepared in rows]
     inputs = prefix.select(numbers) if inputs is None else inputs
     forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
+    active = any(one is not None and one.plan.has_effect for _, one in rows)
+    if not active and not prefix.outputs:
+        yield inputs  # nothing to resume from and nothing to change
+        return
     with resume_from(vlm, prefix, numbers), replace_forward(vlm.layer, forward):
         yield inputs
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from elude_steer.errors import ModelError
 from elude_steer.method import fast_hdbscan
 from elude_steer.method.clustering import cluster, distances
-from elude_steer.method.contributions import contributions
+from elude_steer.method.contributions import ContributionRows, contributions, summarize_clusters
 from elude_steer.method.fast_hdbscan import ClusterTree, Sketch, directions, fast_clusters, kth_smallest, spanning_tree
 from tests.helpers.planted import plant
 
@@ -124,3 +125,28 @@ def test_repeated_runs_give_the_same_bits():
     x, _ = vectors()
     one, other = (fast_clusters(x.clone(), "leaf", 30, 30) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("block", [1, 37, 1024])
+def test_contributions_read_in_pieces_give_the_same_bits(block, monkeypatch):
+    monkeypatch.setattr(fast_hdbscan, "EXACT_DIMENSIONS", 64)
+    planted = plant(3, "medium", 4)
+    whole, pieces = contributions(planted.q, planted.weight), ContributionRows(planted.q, planted.weight, block)
+    monkeypatch.setattr(fast_hdbscan, "SAMPLE", len(whole) // 2)
+    assert torch.equal(pieces[torch.arange(len(whole))], whole)
+    one, other = (cluster(x, backend="fast", min_cluster_size=30) for x in (whole, pieces))
+    assert one.count == 3
+    assert np.array_equal(one.labels, other.labels)
+    assert np.array_equal(one.probabilities, other.probabilities)
+    summaries = [summarize_clusters(planted.q, x, one) for x in (whole, pieces)]
+    assert all(torch.equal(summaries[0][name], summaries[1][name]) for name in summaries[0])
+
+
+def test_a_number_that_is_not_finite_is_refused_wherever_it_is(monkeypatch):
+    x, _ = vectors()
+    monkeypatch.setattr(fast_hdbscan, "SAMPLE", len(x) // 2)
+    for row in (0, len(x) // 3, len(x) - 1):
+        broken = x.clone()
+        broken[row, 5] = torch.nan
+        with pytest.raises(ModelError, match="not finite"):
+            cluster(broken, backend="fast", min_cluster_size=30)

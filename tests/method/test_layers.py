@@ -8,10 +8,12 @@ from PIL import Image
 from torch import nn
 
 from elude_steer.errors import LayerError
+from elude_steer.method import layers
 from elude_steer.method.layers import (
     SplitConv1x1,
     SplitLinear,
     SubUnits,
+    divide_among_owners,
     layer_parameters,
     split_layer,
     sub_unit_parameters,
@@ -301,3 +303,15 @@ def test_every_dimension_of_every_unit_is_owned_and_its_shares_add_to_one(model_
             exact = [Fraction(value).limit_denominator(len(column)) for value in column]
             assert any(exact)
             assert sum(exact) == 1
+
+
+def test_weights_computed_in_pieces_are_the_same_bits(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(50, 96, generator=generator), torch.randn(50, generator=generator)
+    members = torch.rand(50, 96, generator=generator) < 0.5
+    owners = torch.randint(1, 9, (50, 96), generator=generator)
+    whole = divide_among_owners(weight, bias, members, owners)
+    monkeypatch.setattr(layers, "_ROWS", 7)
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole, divide_among_owners(weight, bias, members, owners), strict=True)
+    )

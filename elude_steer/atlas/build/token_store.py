@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from functools import cached_property
 from pathlib import Path
 
@@ -47,7 +48,16 @@ class TokenStore:
         for start in range(0, len(order), _BLOCK_ROWS):  # in pieces, because NumPy copies them first
             part = order[start : start + _BLOCK_ROWS]
             out[part] = self._tokens[rows[part]]
+            self._release_pages()
         return torch.from_numpy(out)
+
+    def _release_pages(self) -> None:
+        """Give mapped pages back: they stay in the system's cache, but no longer count as memory of this process."""
+        mapped = self._tokens.base
+        while not isinstance(mapped, mmap.mmap) and mapped is not None:
+            mapped = mapped.base
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def activations(self, weight: torch.Tensor, bias: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Activations of the rows of `weight` on instances `start` to `stop`, `(units, stop - start)`."""

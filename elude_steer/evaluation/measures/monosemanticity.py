@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from elude_steer.evaluation.measures.row_file import RowFile
 from elude_steer.utils.progress import track
 
 TOP_IMAGES = 100  # images of each sub-unit, as in the paper
+_ROWS = 1024  # embeddings that are copied at a time
 
 
 def ms_score(embeddings: torch.Tensor, weights: torch.Tensor) -> float:
@@ -26,12 +28,13 @@ def ms_score(embeddings: torch.Tensor, weights: torch.Tensor) -> float:
 class Peaks:
     """The images that activate each sub-unit most, collected one image at a time in constant memory.
 
-    Each image counts once: its most active token, with the unsplit layer's output for that token.
+    Each image counts once: its most active token, with the unsplit layer's output for that token. Those outputs are in a
+    temporary file: of 9,000 sub-units of a layer of 1,152 units they take 4.1 GB.
     """
 
     def __init__(self, sub_units: int, d_out: int, count: int = TOP_IMAGES) -> None:
         self.values = torch.full((sub_units, count), -torch.inf)
-        self.embeddings = torch.zeros(sub_units, count, d_out)
+        self._embeddings = RowFile(sub_units * count, d_out, f"the strongest images of {sub_units:,} sub-units")
         self.images = torch.full((sub_units, count), -1, dtype=torch.long)
         self.lowest = torch.full((sub_units,), torch.inf)
         self.highest = torch.full((sub_units,), -torch.inf)
@@ -48,11 +51,10 @@ class Peaks:
         enters = (best > weakest).nonzero()[:, 0]
         slots = (enters, place[enters])
         unit = torch.nn.functional.normalize(outputs.float(), dim=-1).cpu()
-        self.values[slots], self.embeddings[slots], self.images[slots] = (
-            best[enters],
-            unit[token[enters]],
-            self.image_count,
-        )
+        self.values[slots], self.images[slots] = best[enters], self.image_count
+        rows = enters * self.values.shape[1] + place[enters]
+        for part, tokens in zip(rows.split(_ROWS), token[enters].split(_ROWS), strict=True):
+            self._embeddings.write(part, unit[tokens])
         self.image_count += 1
 
     def top(self, count: int) -> torch.Tensor:
@@ -70,12 +72,13 @@ class Peaks:
 
     def scores(self) -> torch.Tensor:
         """The MS-Score of each sub-unit, `(sub_units,)` float64; NaN where it never fires or always fires equally."""
-        scores = torch.full((len(self.values),), torch.nan, dtype=torch.float64)
+        scores, count = torch.full((len(self.values),), torch.nan, dtype=torch.float64), self.values.shape[1]
         span = (self.highest - self.lowest).double()
         for number in track(((self.highest > 0) & (span > 0)).nonzero()[:, 0].tolist(), "scoring", "sub-units"):
             filled = self.values[number] > -torch.inf
             weights = (self.values[number][filled].double() - self.lowest[number]) / span[number]
-            scores[number] = ms_score(self.embeddings[number][filled], weights)
+            embeddings = self._embeddings.read(number * count, (number + 1) * count)
+            scores[number] = ms_score(embeddings[filled], weights)
         return scores
 
 

@@ -5,7 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elude_steer.errors import StorageError
 from elude_steer.evaluation.measures.monosemanticity import Peaks, gather_peaks, mean_percent, ms_score
+from elude_steer.evaluation.measures.row_file import RowFile
+from elude_steer.utils.memory import peak_megabytes, reset_peak
 
 
 def unit_rows(count, d, seed):
@@ -96,3 +99,40 @@ def test_silent_sub_units_never_fire_whatever_their_score():
         peaks.top(101)
     with pytest.raises(ValueError, match="not finite"):
         peaks.add(torch.tensor([[1.0, torch.nan, 0]]), torch.ones(1, 2))
+
+
+def peak_growth(sub_units, width=512):
+    """Megabytes by which collecting and scoring raise this process's peak."""
+    device = torch.device("cpu")
+    reset_peak(device)
+    before = peak_megabytes(device)
+    if before is None:
+        pytest.skip("this system does not report peaks")
+    peaks = Peaks(sub_units, width, 100)
+    for seed in (1, 2, 3):
+        generator = torch.Generator().manual_seed(seed)
+        peaks.add(torch.rand(2, sub_units, generator=generator), torch.randn(2, width, generator=generator))
+    peaks.scores()
+    return peak_megabytes(device) - before
+
+
+def test_memory_does_not_grow_with_the_embeddings_of_the_sub_units():
+    peak_growth(100)
+    small, large = peak_growth(500), peak_growth(4000)
+    # In memory, the embeddings of 3,500 more sub-units would take 717 MB; values and numbers of images take 4.
+    assert large - small < 60
+
+
+def test_rows_in_a_file_are_those_that_were_written():
+    table = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+    rows = RowFile(60, 7, "the rows")
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    rows.write(order, torch.zeros(50, 7))
+    rows.write(order, table[order])
+    assert torch.equal(rows.read(10, 50), table[10:])
+    assert torch.equal(rows.read(50, 60), torch.zeros(10, 7))
+
+
+def test_a_full_disk_is_refused_before_anything_is_measured():
+    with pytest.raises(StorageError, match=r"of 1,000,000,000 sub-units take 461 TB .* set TMPDIR to a folder"):
+        RowFile(10**11, 1152, "the strongest images of 1,000,000,000 sub-units")
