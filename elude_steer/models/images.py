@@ -45,12 +45,22 @@ class ImageSet:
         items: creates a new iterator over the images.
         length: number of images; None for a stream.
         identify: computes the fingerprint.
+        pick: creates an iterator over the images of these numbers; None where all before have to be created.
+        runs: the first image of each part that is read from front to back; None where any image can be read.
     """
 
     name: str
     items: Callable[[], Iterator[Item]]
     length: int | None
     identify: Callable[[], str | None]
+    pick: Callable[[range], Iterator[Item]] | None = None
+    runs: Sequence[int] | None = None
+
+    def select(self, numbers: range) -> Iterator[Item]:
+        """Create an iterator over the images of these numbers."""
+        if self.pick is not None:
+            return self.pick(numbers)
+        return islice(self.items(), numbers.start, numbers.stop, numbers.step)
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -318,12 +328,23 @@ def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
         except OSError:
             digest.update(f"{id}\0missing\0".encode())
 
-    def items() -> Iterator[Item]:
-        for index, id in enumerate(ids):
-            yield Item(index, id, lambda path=paths[id]: read_image(path))  # type: ignore[misc]
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
+            yield Item(index, ids[index], lambda path=paths[ids[index]]: read_image(path))  # type: ignore[misc]
 
     fingerprint = digest.hexdigest()  # the files as they are now
-    return ImageSet(name, items, len(ids), lambda: fingerprint)
+    return _indexed(name, pick, len(ids), lambda: fingerprint)
+
+
+def _indexed(
+    name: str,
+    pick: Callable[[range], Iterator[Item]],
+    length: int,
+    identify: Callable[[], str | None],
+    runs: Sequence[int] | None = None,
+) -> ImageSet:
+    """A set of which each image can be created on its own."""
+    return ImageSet(name, lambda: pick(range(length)), length, identify, pick, runs)
 
 
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
@@ -339,11 +360,11 @@ def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
         raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
     length = min(len(data), limit or len(data))
 
-    def items() -> Iterator[Item]:
-        for index in range(length):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hash_image(data[i][column]))  # type: ignore[misc]
 
-    return ImageSet(f"hf:{id}", items, length, lambda: f"{data._fingerprint}-{column}-{length}")
+    return _indexed(f"hf:{id}", pick, length, lambda: f"{data._fingerprint}-{column}-{length}")
 
 
 def _sequence(source: Any, limit: int | None) -> ImageSet:
@@ -351,8 +372,8 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
     if not length:
         raise ImageError("the list of images is empty.")
 
-    def items() -> Iterator[Item]:
-        for index in range(length):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             yield Item(index, f"{index:08d}", lambda i=index: _hash_image(source[i]))  # type: ignore[misc]
 
     def identify() -> str:
@@ -364,7 +385,7 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
                 digest.update(str(error).encode())
         return digest.hexdigest()
 
-    return ImageSet("the given images", items, length, identify)
+    return _indexed("the given images", pick, length, identify)
 
 
 def _scenes(seed: str, limit: int | None) -> ImageSet:
@@ -375,12 +396,12 @@ def _scenes(seed: str, limit: int | None) -> ImageSet:
     count = limit or 1000
     version = _hash_image(next(scenes(int(seed), 1)).image)[1].hex()  # if the drawing changes, so does the set
 
-    def items() -> Iterator[Item]:
-        for index in range(count):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             read = lambda i=index: _hash_image(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
             yield Item(index, f"toyland:{seed}:{index}", read)
 
-    return ImageSet(f"toyland:{seed}", items, count, lambda: f"toyland {seed} {count} {version}")
+    return _indexed(f"toyland:{seed}", pick, count, lambda: f"toyland {seed} {count} {version}")
 
 
 def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:

@@ -21,6 +21,10 @@ EXTRAS = {
     "datasets": "data",
     "timm": "timm",
     "lmms_eval": "lmms",
+    "ray": "ray",
+    "submitit": "slurm",
+    "s3fs": "s3",
+    "gcsfs": "gs",
 }
 
 

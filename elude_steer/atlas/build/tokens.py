@@ -27,6 +27,8 @@ from elude_steer.models.vision import Tower
 from elude_steer.specs import TokensSpec
 from elude_steer.utils.files import explain_write_errors, write_array, write_file
 
+_STORE = ("tokens.bin", "places.bin", "shape.json", "counted.json", "merged.json")  # what all shards become
+
 
 def collect_tokens(build: Build) -> StageFolder:
     """Store a random sample of the tokens of every image; a `TokenStore` reads the folder."""
@@ -38,38 +40,57 @@ def collect_tokens(build: Build) -> StageFolder:
     # Another build of the same tokens waits here and then finds them done. A killed process releases its lock.
     with FileLock(str(folder.path) + ".lock") if build.is_main else nullcontext():
         build.workers.barrier()
-        _collect_shards(build, folder.path)
+        folder.mirror.bring()
+        _collect_shards(build, folder)
         if build.is_main:
             _merge_and_report(build, folder.path)
+            _share_store(folder)
     build.workers.barrier()
+    folder.mirror.bring()
     return folder
 
 
-def _collect_shards(build: Build, folder: Path) -> None:
-    if _count_path(folder).exists():
+def _collect_shards(build: Build, folder: StageFolder) -> None:
+    if _count_path(folder.path).exists():
         return
-    with build.progress_bar("collecting", build.images.length, "images") as bar:
 
-        def work(shard: tuple[int, list[list[Item]]]) -> None:
-            number, batches = shard
-            if shard_path(folder, number).exists():
-                bar.update(sum(map(len, batches)))
-                return
-            collect_shard(
-                build.tower,
-                batches,
-                build.spec.tokens,
-                folder,
-                number,
-                encode=build.cache.encode,
-                stop=build.workers.stopped,
-                on_batch=bar.update,
-            )
+    def work(shard: Any) -> None:
+        number, batches = build.open_shard(shard)
+        collect_shard(
+            build.tower,
+            batches,
+            build.spec.tokens,
+            folder.path,
+            number,
+            encode=build.cache.encode,
+            stop=build.workers.stopped,
+            on_batch=build.advance,
+        )
 
-        shards = _CountingIterable(build.shards())
-        build.workers.each(shards, work)
+    shards = _CountingIterable(build.shards())
+    build.run_pieces(
+        "collecting",
+        folder,
+        shards,
+        lambda shard: _shard_files(folder.path, shard if isinstance(shard, int) else shard[0]),
+        work,
+        "images",
+        size=build.shard_size,
+        total=build.images.length,
+        groups=build.shard_groups(),
+    )
     if build.is_main:
-        write_file(_count_path(folder), lambda file: file.write(json.dumps(shards.count).encode()))
+        count = shards.count or len(list(build.shards()))
+        write_file(_count_path(folder.path), lambda file: file.write(json.dumps(count).encode()))
+
+
+def _share_store(folder: StageFolder) -> None:
+    """Give other machines the store instead of the shards that it was made from."""
+    files = [folder.path / name for name in _STORE]
+    if not folder.mirror.has(files[-1]):
+        count = json.loads(_count_path(folder.path).read_text())
+        folder.mirror.share(files)
+        folder.mirror.forget(file for number in range(count) for file in _shard_files(folder.path, number))
 
 
 def _merge_and_report(build: Build, folder: Path) -> None:
@@ -98,6 +119,11 @@ class _CountingIterable:
 def shard_path(folder: Path, number: int) -> Path:
     """The summary of a finished shard; the arrays beside it are written before it."""
     return folder / f"shard-{number:06d}.json"
+
+
+def _shard_files(folder: Path, number: int) -> tuple[Path, ...]:
+    path = shard_path(folder, number)
+    return path.with_suffix(".tokens.npy"), path.with_suffix(".places.npy"), path
 
 
 def _count_images(folder: Path, shards: int) -> int:
@@ -254,6 +280,5 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int
 
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:
     for number in numbers:
-        path = shard_path(folder, number)
-        for file in (path, path.with_suffix(".tokens.npy"), path.with_suffix(".places.npy")):
+        for file in reversed(_shard_files(folder, number)):
             file.unlink(missing_ok=True)
