@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import EludeSteerWarning, ImageError, type_with_article
-from elude_steer.trust import call_loader
-from elude_steer.utils import optional
+from elude_steer.models.shards.patterns import names_shards
+from elude_steer.models.shards.streamed import StreamedDataset, load_from_hub
+from elude_steer.models.shards.tar import TarShards
+from elude_steer.utils.remote.filesystems import is_url
 
 MAX_PIXELS = 100_000_000
 MAX_MEMORY = 500_000_000  # bytes that decoding one image may take
@@ -76,7 +78,8 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
     Args:
         source: a folder (searched with its sub-folders), a text file with one path per line, a list of paths, `hf:`
-            and the id of a dataset, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
+            and the id of a dataset (`hf-stream:` reads it without a copy on this machine), a pattern of tar files such as
+            `s3://bucket/shards/{000..099}.tar`, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
             iterable of PIL images, arrays or tensors, or of tuples that begin with one.
         split: split of a Hugging Face dataset.
         column: column of a Hugging Face dataset.
@@ -84,6 +87,12 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _dataset(source.removeprefix("hf:"), split, column, limit)
+    if isinstance(source, str) and source.startswith("hf-stream:"):
+        return _in_parts(source, StreamedDataset.open(source.removeprefix("hf-stream:"), split, column), limit)
+    if names_shards(source):
+        return _in_parts(source, TarShards.open(source, SUFFIXES), limit)
+    if is_url(source):
+        raise ImageError(f"behind a URL, images are read from tar shards: give '{source.rstrip('/')}/*.tar'.")
     if isinstance(source, str) and source.startswith("toyland:"):
         return _scenes(source.removeprefix("toyland:"), limit)
     if hasattr(source, "batch_size") and hasattr(source, "dataset"):
@@ -104,8 +113,7 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
 def read_image(path: Path) -> tuple[Any, bytes]:
     """Read the image in a file, upright and in RGB, and the hash of the file's bytes."""
-    data = _read_bytes(path)
-    return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
+    return _read_file(_read_bytes(path))
 
 
 def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
@@ -347,15 +355,23 @@ def _indexed(
     return ImageSet(name, lambda: pick(range(length)), length, identify, pick, runs)
 
 
+def _in_parts(name: str, parts: TarShards | StreamedDataset, limit: int | None) -> ImageSet:
+    length = min(len(parts), limit or len(parts))
+
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
+            yield Item(index, parts.name_of(index), lambda i=index: _read_file(parts.read(i)))  # type: ignore[misc]
+
+    return _indexed(name, pick, length, lambda: parts.fingerprint(length), parts.starts)
+
+
+def _read_file(data: bytes) -> tuple[Any, bytes]:
+    """The image in the bytes of a file, and their hash."""
+    return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
+
+
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
-    datasets = optional.require("datasets", f"images.source 'hf:{id}'")
-    if "/" not in id:  # could be one of the library's readers of files, and the one called pandas reads pickles
-        raise ImageError(f"dataset '{id}' has no owner; write images.source: hf:OWNER/{id}.")
-    gate: dict[str, Any] = {"subject": f"dataset '{id}'", "trust_remote_code": False, "has_switch": False}
-    try:
-        data = call_loader(datasets.load_dataset, id, split=split, **gate)
-    except Exception as error:  # the library raises many kinds of errors, and all mean the same here
-        raise ImageError(f"dataset '{id}' (split '{split}') could not be loaded: {error}") from error
+    data = load_from_hub("load_dataset", f"hf:{id}", id, split=split)
     if column not in data.column_names:
         raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
     length = min(len(data), limit or len(data))

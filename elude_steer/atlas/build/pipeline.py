@@ -45,6 +45,7 @@ from elude_steer.atlas.reference_images import check_source, record_build
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.models.images import image_set
 from elude_steer.models.loading import check_device
+from elude_steer.models.shards.patterns import names_shards
 from elude_steer.recipe_files import load_spec, parse_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils.files import home
@@ -107,7 +108,7 @@ def build(
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
     if isinstance(source, str) and source.startswith(
-        ("hf:", "toyland:")
+        ("hf:", "hf-stream:", "toyland:")
     ):  # anybody can open these; the card names them
         spec = replace(spec, images=replace(spec.images, source=source))
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
@@ -289,7 +290,8 @@ def _build_in_processes(
             source = list_file
         if not isinstance(source, str | os.PathLike):
             raise SpecError("several processes need images that each can open: a folder, paths or a dataset's id.")
-        images = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
+        named = names_shards(str(source)) or str(source).startswith(("hf:", "hf-stream:", "toyland:"))
+        images = str(source) if named else str(Path(source).absolute())
         text = Path(folder) / "spec.yaml"
         text.write_text(dump_document(spec), encoding="utf-8")
         arguments = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
