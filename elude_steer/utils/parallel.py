@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -40,12 +40,23 @@ class Launcher(Protocol):
         travels: whether `each` sends work to processes that do not run this program.
     """
 
-    rank: int
-    world: int
-    threads: int
-    local: int
-    stopped: threading.Event
-    travels: bool
+    @property
+    def rank(self) -> int: ...  # noqa: D102 - above
+
+    @property
+    def world(self) -> int: ...  # noqa: D102
+
+    @property
+    def threads(self) -> int: ...  # noqa: D102
+
+    @property
+    def local(self) -> int: ...  # noqa: D102
+
+    @property
+    def stopped(self) -> threading.Event: ...  # noqa: D102
+
+    @property
+    def travels(self) -> bool: ...  # noqa: D102
 
     def each(
         self, pieces: Iterable[Piece], work: Callable[[Piece], None], on_done: Callable[[Piece], None] | None = None
@@ -81,7 +92,7 @@ class WorkerGroup:
     threads: int = 1
     local: int = 1
     stopped: threading.Event = field(default_factory=threading.Event)
-    travels: ClassVar[bool] = False
+    travels: bool = False
 
     def each(
         self, pieces: Iterable[Piece], work: Callable[[Piece], None], on_done: Callable[[Piece], None] | None = None

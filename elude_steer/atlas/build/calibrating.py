@@ -7,6 +7,7 @@ the images gives the readings of the detectors on patches, and the stream there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def add_calibration(
         detectors, offset = (tensor.to(build.tower.device) for tensor in fit.folded)
         sums = StreamSums.empty(len(fit.words), d_out)
         rows: dict[str, list[torch.Tensor]] = {"images": [], "strongest": [], "mean": []}
-        for shard in build.shards(fit.step)[group::_GROUPS]:
+        for shard in islice(build.shards(fit.step), group, None, _GROUPS):
             _, batches = build.open_shard(shard, fit.step)
             for batch in batches:
                 if build.workers.stopped.is_set():
@@ -92,9 +93,7 @@ def add_calibration(
         stacked = {name: torch.stack(values) for name, values in rows.items() if values}
         write_tensors(_group_path(folder, group), {**vars(sums), **stacked})
 
-    build.run_pieces(
-        "calibrating", folder, range(_GROUPS), lambda group: (_group_path(folder, group),), work, "groups"
-    )
+    build.run_pieces("calibrating", folder, range(_GROUPS), lambda group: (_group_path(folder, group),), work, "groups")
     build.workers.barrier()
     return replace(atlas, calibration=_assemble(folder, fit, spec.fit))
 

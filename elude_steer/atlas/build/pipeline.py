@@ -152,7 +152,7 @@ def _open_launcher(
 def _publish(atlas: Atlas, url: str | None) -> Atlas:
     """Copy an atlas to a URL, if there is one."""
     if url is not None and int(os.environ.get("RANK", "0")) == 0:
-        publish(atlas.folder, url, "manifest.json")
+        publish(Path(str(atlas.folder)), url, "manifest.json")
     return atlas
 
 

@@ -38,7 +38,7 @@ from elude_steer.method.layers import layer_parameters
 from elude_steer.models.images import ImageSet, Item
 from elude_steer.models.vision import Tower
 from elude_steer.specs import AtlasSpec
-from elude_steer.utils.files import explain_write_errors, remove_leftovers
+from elude_steer.utils.files import explain_write_errors, remove_leftovers, wait_for
 from elude_steer.utils.fingerprint import make_key, versions
 from elude_steer.utils.memory import peak_megabytes, reset_peak
 from elude_steer.utils.parallel import Launcher
@@ -269,6 +269,8 @@ class Build:
                 tasks = self._skip_finished(folder, tasks, files, size)
 
             def on_done(task: Sequence[Any]) -> None:
+                if self.workers.travels and self.url is None:
+                    wait_for([files(piece)[-1] for piece in task])
                 bar.update(sum(map(size, task)) - getattr(self._shown, "count", 0))
                 self._shown.count = 0
 

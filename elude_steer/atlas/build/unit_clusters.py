@@ -90,6 +90,7 @@ def _choose_backend(build: Build, rows: StageFolder, size: ClusteringSize) -> st
                     f"{format_bytes(memory_needed('exact', size))} of memory for {size}, which is not free."
                 )
             write_file(path, lambda file: file.write(json.dumps(chosen).encode()))
+
         build.settle(rows, choose, path)
         asked = json.loads(path.read_text())
     return fitting_backend(asked, size, device, processes)

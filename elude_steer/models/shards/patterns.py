@@ -35,8 +35,8 @@ def names_shards(source: object) -> bool:
         return False
     if source.endswith(_COMPRESSED):
         raise ImageError(
-            f"'{source}' is compressed, and images are read from anywhere in a shard; give plain .tar files (images are "
-            "compressed already)."
+            f"'{source}' is compressed, and images are read from anywhere in a shard; give plain .tar files (images "
+            "are compressed already)."
         )
     return source.endswith(".tar")
 
@@ -81,5 +81,7 @@ def _describe(url: str) -> ShardFile:
         raise ImageError(str(error)) from error
     if info.get("type") == "directory" or info.get("size") is None:
         raise ImageError(f"'{url}' is not a file whose size is known; give tar files.")
-    version = next((str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified") if info.get(key)), "")
+    version = next(
+        (str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified") if info.get(key)), ""
+    )
     return ShardFile(url, int(info["size"]), version)

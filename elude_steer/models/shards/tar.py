@@ -1,7 +1,7 @@
 """Images in plain tar files, as WebDataset has them, each read from its place without unpacking anything.
 
-A shard may come from a stranger. A member's name is only a name: it becomes the id of an image and never a path, nothing
-is written to disk, links and devices are passed over, and headers, names, members and their number are bounded. The
+A shard may come from a stranger. A member's name is only a name: it becomes the id of an image and never a path,
+nothing is written to disk, links and devices are passed over, and headers, names, members and their number are bounded. The
 bytes of a member go through the same decoder as those of a file.
 
 The images are those of all shards in the order of their names, as in the folder that the shards were made from; so
@@ -181,7 +181,7 @@ def _scan(shard: ShardFile, suffixes: frozenset[str]) -> Iterator[tuple[str, int
             bounded: Any = _BoundedFile(file, shard.size)
             with tarfile.open(fileobj=bounded, mode="r:") as tar:
                 while (member := tar.next()) is not None:
-                    tar.members = []  # tarfile keeps all of them
+                    tar.members = []  # type: ignore[attr-defined] # tarfile keeps all of them
                     count += 1
                     end = member.offset_data + member.size
                     if count > MAX_MEMBERS or member.offset <= last or member.size < 0 or end > shard.size:
@@ -201,5 +201,5 @@ def _image_name(name: str, suffixes: frozenset[str]) -> str | None:
     if base.startswith(".") or posixpath.splitext(base)[1].lower() not in suffixes:
         return None
     if len(plain) > MAX_NAME or plain.startswith(("/", "../")) or "\\" in plain:
-        raise tarfile.ReadError(f"the name {ascii(plain[:60])} is too long, or leads out of a folder")
+        raise tarfile.ReadError(f"the name {plain[:60]!a} is too long, or leads out of a folder")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)

@@ -1,4 +1,4 @@
-"""Pieces of a build as Ray tasks: one a piece, begun again where a worker or a machine is lost, on a cluster of any size.
+"""Pieces of a build as Ray tasks: one a piece, begun again where a worker or a machine is lost, on any cluster.
 
 Ray moves the pickled build and stages to the workers, restarts what is lost, and uses machines that come and go. The
 results are files: in the work folder, if all machines share it, or behind a URL.
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from elude_steer.atlas.build.launchers.resources import Resources
 from elude_steer.atlas.build.launchers.worker import hash_bytes, run_task
@@ -33,7 +33,7 @@ class RayLauncher:
     threads: int = 1
     local: int = 1
     stopped: threading.Event = field(default_factory=threading.Event)
-    travels: ClassVar[bool] = True
+    travels: bool = True
     origin: Any = None  # what `worker.describe_build` gives; set once the build is there
     _sent: dict[str, Any] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ def _check_fits(ray: Any, resources: Resources) -> None:
     if nodes and not any(all(node.get(name, 0) >= count for name, count in asked.items()) for node in nodes):
         largest = {name: max(node.get(name, 0) for node in nodes) for name in asked}
         raise ProcessError(
-            f"no machine of the Ray cluster has what one task asks for (cpus={resources.cpus}, gpus={resources.gpus:g}, "
+            f"no machine of the Ray cluster has what a task asks for (cpus={resources.cpus}, gpus={resources.gpus:g}, "
             f"memory={resources.memory:g}); the largest numbers are cpus={largest['CPU']:g}, gpus={largest['GPU']:g}, "
             f"memory={largest['memory'] / 1e9:.1f}. Ask for less, or start such a machine first."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from elude_steer.errors import SpecError, did_you_mean
 
@@ -52,16 +53,16 @@ def read_resources(launcher: str, settings: Sequence[str], address: str | None =
     if settings and launcher == "local":
         raise SpecError("--resource is for --launcher ray or slurm; here, use --processes and --threads.")
     known = {f.name: f for f in fields(Resources) if f.metadata.get("for", launcher) == launcher}
-    values, problems = {}, []
+    values: dict[str, Any] = {}
+    problems: list[str] = []
     for text in settings:
         name, _, value = text.partition("=")
         if name not in known or not value:
-            problems.append(
-                f"resource '{text}' is not one of {', '.join(f'{n}=…' for n in known)}.{did_you_mean(name, list(known))}"
-            )
+            choices = ", ".join(f"{choice}=…" for choice in known)
+            problems.append(f"resource '{text}' is not one of {choices}.{did_you_mean(name, list(known))}")
             continue
         try:
-            values[name] = type(known[name].default)(value)
+            values[name] = type(getattr(Resources, name))(value)
         except ValueError:
             problems.append(f"resource {name} is '{value}'; it must be a number.")
             continue

@@ -1,4 +1,4 @@
-"""Pieces of a build in jobs of SLURM, through submitit: one array a stage, each job of which does a share of the pieces.
+"""Pieces of a build in jobs of SLURM, through submitit: an array for each stage, each job of which does a share.
 
 What was lost with a job (preempted, out of time, a node that failed) is submitted again in another array. submitit
 needs one folder that all nodes see; results are there, or behind a URL.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from elude_steer.atlas.build.launchers.resources import Resources
 from elude_steer.atlas.build.launchers.worker import hash_bytes, run_task
@@ -33,7 +33,7 @@ class SlurmLauncher:
     threads: int = 1
     local: int = 1
     stopped: threading.Event = field(default_factory=threading.Event)
-    travels: ClassVar[bool] = True
+    travels: bool = True
     origin: Any = None  # what `worker.describe_build` gives; set once the build is there
 
     def each(
@@ -79,7 +79,9 @@ class SlurmLauncher:
             jobs: list[Any] = executor.map_array(_run_share, [payload] * len(shares), shares)
         except Exception as error:
             line = " ".join(str(error).split())[:300]
-            raise ProcessError(f"SLURM takes no jobs ({type(error).__name__}: {line}); try `sbatch` by hand.") from error
+            raise ProcessError(
+                f"SLURM takes no jobs ({type(error).__name__}: {line}); try `sbatch` by hand."
+            ) from error
         return jobs
 
     def _parameters(self, shares: int) -> dict[str, Any]:
@@ -135,7 +137,9 @@ def _run_share(payload: tuple[bytes, bytes], share: Sequence[Any]) -> str | None
     threads = cloudpickle.loads(origin).threads
 
     def do(piece: Any) -> None:
-        problem = run_task(names[0], lambda: cloudpickle.loads(origin), names[1], lambda: cloudpickle.loads(work), piece)
+        problem = run_task(
+            names[0], lambda: cloudpickle.loads(origin), names[1], lambda: cloudpickle.loads(work), piece
+        )
         if problem is not None:
             raise ProcessError(problem)
 

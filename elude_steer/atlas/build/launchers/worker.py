@@ -8,8 +8,9 @@ reads them from its engine, never from a work folder that others may write to.
 from __future__ import annotations
 
 import hashlib
+import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -106,7 +107,8 @@ def open_build(origin: Origin) -> Build:
 
 def hash_samples(images: ImageSet, count: int = 8) -> tuple[str | None, ...]:
     """Hashes of some images, evenly spread; None for one that cannot be read."""
-    step, found = max(1, (images.length or 1) // count), []
+    length = images.length or 1
+    step, found = (max(1, length // count) if images.runs is None else length), []  # a part is read from its beginning
     for item in islice(images.select(range(0, images.length or 1, step)), count):
         got = read_item(item, {})
         found.append(None if got is None else got[1].hex())
@@ -137,7 +139,9 @@ def run_task(
         if _loaded.get("stage") != stage:
             _loaded.pop("work", None)
             _loaded["work"], _loaded["stage"] = read_work(), stage
+        _note(f"begin {stage} {task}")
         _loaded["work"](task)
+        _note(f"end {stage} {task}")
     except EludeSteerError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - the first process prints it in one line
@@ -146,11 +150,17 @@ def run_task(
     return None
 
 
+def _note(line: str) -> None:
+    """Write down what this process does, for those who ask which machine did what."""
+    folder = os.environ.get("ELUDE_STEER_TASK_LOG")
+    if folder:
+        with (Path(folder) / f"{os.uname().nodename}-{os.getpid()}.log").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 def hash_bytes(data: bytes) -> str:
     """A name for pickled work."""
     return hashlib.blake2b(data, digest_size=12).hexdigest()
-
-
 
 
 def _shorten(value: Any) -> str:
@@ -182,5 +192,3 @@ def load_tower(model: ModelSpec, device: str | None = None, *, trust_remote_code
             trust_remote_code=trust_remote_code,
         )
     return replace(tower, autocast=as_dtype(model.autocast)) if model.autocast else tower
-
-
