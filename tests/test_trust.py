@@ -369,9 +369,10 @@ def test_readers_of_files_are_no_datasets(monkeypatch):
     asked = []
     data = SimpleNamespace(column_names=["image"], _fingerprint="1", __len__=lambda: 0)
     load = lambda id, **options: asked.append((id, options)) or data  # noqa: E731
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
-    with pytest.raises(ImageError, match=r"dataset 'pandas' has no owner; write images\.source: hf:OWNER/pandas"):
-        image_set("hf:pandas")
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load, load_dataset_builder=load))
+    for kind in ("hf", "hf-stream"):
+        with pytest.raises(ImageError, match=rf"dataset 'pandas' has no owner; write images\.source: {kind}:OWNER/pa"):
+            image_set(f"{kind}:pandas")
     with suppress(TypeError):  # it has no length
         image_set("hf:somebody/photos")
     assert asked == [("somebody/photos", {"split": "train"})]

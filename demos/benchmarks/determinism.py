@@ -67,7 +67,6 @@ def main() -> None:
             (copies / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copies / path.relative_to(images))
         rows, reference = [], None
-        iterate_shards = stages.iterate_shards
         size = spec.tokens.batch_size
         variants = {
             "one thread": {"threads": 1},
@@ -82,7 +81,7 @@ def main() -> None:
         }
         for number, (variant, change) in enumerate(variants.items()):
             shard, chunk = change.pop("shard", 64), change.pop("chunk", 8)
-            stages.iterate_shards = lambda images, size, _, step, shard=shard: iterate_shards(images, size, shard, step)
+            stages.SHARD_IMAGES = shard
             token_store._blocks_that_fit = lambda weight, chunk=chunk: chunk
             start = time.perf_counter()
             defaults = {

@@ -15,7 +15,7 @@ from elude_steer.method.fast_hdbscan import APPROXIMATION
 from elude_steer.utils.hub import find_base_model, front_matter
 
 CAPTIONING, FEATURES = "image-text-to-text", "image-feature-extraction"  # the Hub's names of tasks
-_DATASET = "hf:"
+_DATASET = ("hf:", "hf-stream:")
 
 
 def render_card(about: Mapping[str, Any], units: torch.Tensor, dead: torch.Tensor, labels: Labels | None) -> str:
@@ -64,7 +64,7 @@ def describe_measurement(images: str, image_count: int, version: str, rows: Sequ
         version: of this package.
         rows: the numbers, as `report.Row` has them.
     """
-    source = images if images.startswith((_DATASET, "toyland:")) else Path(images).name
+    source = images if images.startswith((*_DATASET, "toyland:")) else Path(images).name
     kept = [dict(row) for row in rows if row["measure"] != "efficiency" and _is_number(row["value"])]
     return {"images": source, "image_count": image_count, "elude_steer": version, "rows": kept}
 
@@ -80,7 +80,7 @@ def _metadata(about: Mapping[str, Any]) -> str:
         base_model=base,
         # The Hub would take it for a fine-tuned copy of the weights; an atlas works only together with its model.
         base_model_relation=base and "adapter",
-        datasets=[source.removeprefix(_DATASET)] if source.startswith(_DATASET) else None,
+        datasets=[source.partition(":")[2]] if source.startswith(_DATASET) else None,
         tags=["interpretability", "steering"] if _has_captions(about) else ["interpretability"],
         **_model_index(about),
     )
@@ -97,7 +97,7 @@ def _model_index(about: Mapping[str, Any]) -> dict[str, Any]:
     results = [
         EvalResult(
             task_type=_task(about),
-            dataset_type=source.removeprefix(_DATASET) if source.startswith(_DATASET) else source.partition(":")[0],
+            dataset_type=source.partition(":")[2 if source.startswith(_DATASET) else 0],
             dataset_name=f"{evaluation['image_count']} images of {source}",
             metric_type=re.sub(r"\W+", "_", row["name"].lower()).strip("_"),
             metric_name=row["name"],

@@ -20,10 +20,14 @@ def check_images(source: str | None) -> None:
     """Raise if a folder or list of images is not there; those of the Hub are looked for later."""
     from elude_steer.errors import ImageError
     from elude_steer.models.images import image_set
+    from elude_steer.models.shards.patterns import list_shards, names_shards
 
-    if source is None or source.startswith("hf:"):
+    if source is None or source.startswith(("hf:", "hf-stream:")):
         return
-    if not source.strip() or source.startswith("toyland:") or os.path.isfile(source):  # noqa: PTH113, see `_is_dir`
+    if names_shards(source):  # listed later, because that takes a while
+        list_shards(source)
+        return
+    if not source.strip() or source.startswith("toyland:") or "://" in source or os.path.isfile(source):  # noqa: PTH113, see `_is_dir`
         image_set(source, limit=1)
     elif not _is_dir(source):
         raise ImageError(f"there is no folder or file '{source}' with images; check the path.")

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import EludeSteerWarning, ImageError, type_with_article
-from elude_steer.trust import call_loader
-from elude_steer.utils import optional
+from elude_steer.models.shards.patterns import names_shards
+from elude_steer.models.shards.streamed import StreamedDataset, load_from_hub
+from elude_steer.models.shards.tar import TarShards
+from elude_steer.utils.remote.filesystems import is_url
 
 MAX_PIXELS = 100_000_000
 MAX_MEMORY = 500_000_000  # bytes that decoding one image may take
@@ -45,12 +47,22 @@ class ImageSet:
         items: creates a new iterator over the images.
         length: number of images; None for a stream.
         identify: computes the fingerprint.
+        pick: creates an iterator over the images of these numbers; None where all before have to be created.
+        runs: the first image of each part that is read from front to back; None where any image can be read.
     """
 
     name: str
     items: Callable[[], Iterator[Item]]
     length: int | None
     identify: Callable[[], str | None]
+    pick: Callable[[range], Iterator[Item]] | None = None
+    runs: Sequence[int] | None = None
+
+    def select(self, numbers: range) -> Iterator[Item]:
+        """Create an iterator over the images of these numbers."""
+        if self.pick is not None:
+            return self.pick(numbers)
+        return islice(self.items(), numbers.start, numbers.stop, numbers.step)
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -66,7 +78,8 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
     Args:
         source: a folder (searched with its sub-folders), a text file with one path per line, a list of paths, `hf:`
-            and the id of a dataset, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
+            and the id of a dataset (`hf-stream:` reads it without a copy on this machine), a pattern of tar files such as
+            `s3://bucket/shards/{000..099}.tar`, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
             iterable of PIL images, arrays or tensors, or of tuples that begin with one.
         split: split of a Hugging Face dataset.
         column: column of a Hugging Face dataset.
@@ -74,6 +87,12 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _dataset(source.removeprefix("hf:"), split, column, limit)
+    if isinstance(source, str) and source.startswith("hf-stream:"):
+        return _in_parts(source, StreamedDataset.open(source.removeprefix("hf-stream:"), split, column), limit)
+    if names_shards(source):
+        return _in_parts(source, TarShards.open(source, SUFFIXES), limit)
+    if is_url(source):
+        raise ImageError(f"behind a URL, images are read from tar shards: give '{source.rstrip('/')}/*.tar'.")
     if isinstance(source, str) and source.startswith("toyland:"):
         return _scenes(source.removeprefix("toyland:"), limit)
     if hasattr(source, "batch_size") and hasattr(source, "dataset"):
@@ -94,8 +113,7 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
 def read_image(path: Path) -> tuple[Any, bytes]:
     """Read the image in a file, upright and in RGB, and the hash of the file's bytes."""
-    data = _read_bytes(path)
-    return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
+    return _read_file(_read_bytes(path))
 
 
 def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
@@ -318,32 +336,51 @@ def _files(name: str, paths: dict[str, Path], limit: int | None) -> ImageSet:
         except OSError:
             digest.update(f"{id}\0missing\0".encode())
 
-    def items() -> Iterator[Item]:
-        for index, id in enumerate(ids):
-            yield Item(index, id, lambda path=paths[id]: read_image(path))  # type: ignore[misc]
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
+            yield Item(index, ids[index], lambda path=paths[ids[index]]: read_image(path))  # type: ignore[misc]
 
     fingerprint = digest.hexdigest()  # the files as they are now
-    return ImageSet(name, items, len(ids), lambda: fingerprint)
+    return _indexed(name, pick, len(ids), lambda: fingerprint)
+
+
+def _indexed(
+    name: str,
+    pick: Callable[[range], Iterator[Item]],
+    length: int,
+    identify: Callable[[], str | None],
+    runs: Sequence[int] | None = None,
+) -> ImageSet:
+    """A set of which each image can be created on its own."""
+    return ImageSet(name, lambda: pick(range(length)), length, identify, pick, runs)
+
+
+def _in_parts(name: str, parts: TarShards | StreamedDataset, limit: int | None) -> ImageSet:
+    length = min(len(parts), limit or len(parts))
+
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
+            yield Item(index, parts.name_of(index), lambda i=index: _read_file(parts.read(i)))  # type: ignore[misc]
+
+    return _indexed(name, pick, length, lambda: parts.fingerprint(length), parts.starts)
+
+
+def _read_file(data: bytes) -> tuple[Any, bytes]:
+    """The image in the bytes of a file, and their hash."""
+    return _decode(data), hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
-    datasets = optional.require("datasets", f"images.source 'hf:{id}'")
-    if "/" not in id:  # could be one of the library's readers of files, and the one called pandas reads pickles
-        raise ImageError(f"dataset '{id}' has no owner; write images.source: hf:OWNER/{id}.")
-    gate: dict[str, Any] = {"subject": f"dataset '{id}'", "trust_remote_code": False, "has_switch": False}
-    try:
-        data = call_loader(datasets.load_dataset, id, split=split, **gate)
-    except Exception as error:  # the library raises many kinds of errors, and all mean the same here
-        raise ImageError(f"dataset '{id}' (split '{split}') could not be loaded: {error}") from error
+    data = load_from_hub("load_dataset", f"hf:{id}", id, split=split)
     if column not in data.column_names:
         raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
     length = min(len(data), limit or len(data))
 
-    def items() -> Iterator[Item]:
-        for index in range(length):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             yield Item(index, f"{id}/{split}/{index}", lambda i=index: _hash_image(data[i][column]))  # type: ignore[misc]
 
-    return ImageSet(f"hf:{id}", items, length, lambda: f"{data._fingerprint}-{column}-{length}")
+    return _indexed(f"hf:{id}", pick, length, lambda: f"{data._fingerprint}-{column}-{length}")
 
 
 def _sequence(source: Any, limit: int | None) -> ImageSet:
@@ -351,8 +388,8 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
     if not length:
         raise ImageError("the list of images is empty.")
 
-    def items() -> Iterator[Item]:
-        for index in range(length):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             yield Item(index, f"{index:08d}", lambda i=index: _hash_image(source[i]))  # type: ignore[misc]
 
     def identify() -> str:
@@ -364,7 +401,7 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
                 digest.update(str(error).encode())
         return digest.hexdigest()
 
-    return ImageSet("the given images", items, length, identify)
+    return _indexed("the given images", pick, length, identify)
 
 
 def _scenes(seed: str, limit: int | None) -> ImageSet:
@@ -375,12 +412,12 @@ def _scenes(seed: str, limit: int | None) -> ImageSet:
     count = limit or 1000
     version = _hash_image(next(scenes(int(seed), 1)).image)[1].hex()  # if the drawing changes, so does the set
 
-    def items() -> Iterator[Item]:
-        for index in range(count):
+    def pick(numbers: range) -> Iterator[Item]:
+        for index in numbers:
             read = lambda i=index: _hash_image(next(scenes(int(seed), 1, start=i)).image)  # noqa: E731
             yield Item(index, f"toyland:{seed}:{index}", read)
 
-    return ImageSet(f"toyland:{seed}", items, count, lambda: f"toyland {seed} {count} {version}")
+    return _indexed(f"toyland:{seed}", pick, count, lambda: f"toyland {seed} {count} {version}")
 
 
 def _stream(source: Iterable[Any], limit: int | None) -> ImageSet:

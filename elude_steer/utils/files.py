@@ -151,6 +151,20 @@ def _check_place(folder: Path, name: str) -> None:
         raise StorageError(f"'{name[:40]}…' is too long for the name of a file; give a shorter one.")
 
 
+def wait_for(files: Sequence[Path], seconds: float = 60.0) -> None:
+    """Wait until files that another machine has written are seen here; raise if they do not appear."""
+    end = time.monotonic() + seconds  # a folder of the network may show new files late
+    for file in files:
+        while not file.exists():
+            if time.monotonic() > end:
+                raise StorageError(
+                    f"'{file}' was written by another machine and is not seen here; give --work a folder that all "
+                    "machines share, or a URL such as s3://bucket/work."
+                )
+            os.listdir(file.parent)  # noqa: PTH208 - looks again
+            time.sleep(0.05)
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; the error names a damaged one."""
     try:

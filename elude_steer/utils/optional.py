@@ -24,6 +24,10 @@ EXTRAS = {
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "ray": "ray",
+    "submitit": "slurm",
+    "s3fs": "s3",
+    "gcsfs": "gs",
 }
 
 

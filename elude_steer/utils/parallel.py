@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -28,6 +28,61 @@ ERROR_FILE = "ELUDE_STEER_ERROR_FILE"  # a started process writes its error to t
 PARENT = "ELUDE_STEER_PARENT"
 
 
+class Launcher(Protocol):
+    """Does pieces of work somewhere. A piece may be begun again elsewhere, so work that is done leaves a file.
+
+    Attributes:
+        rank: of this process among those that run the same program; only the first writes what is written once.
+        world: how many run it.
+        threads: how many pieces this process does at a time.
+        local: how many processes share this machine's memory.
+        stopped: set after an error; pieces that have not written anything then write nothing.
+        travels: whether `each` sends work to processes that do not run this program.
+    """
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102 - above
+
+    @property
+    def world(self) -> int: ...  # noqa: D102
+
+    @property
+    def threads(self) -> int: ...  # noqa: D102
+
+    @property
+    def local(self) -> int: ...  # noqa: D102
+
+    @property
+    def stopped(self) -> threading.Event: ...  # noqa: D102
+
+    @property
+    def travels(self) -> bool: ...  # noqa: D102
+
+    def each(
+        self, pieces: Iterable[Piece], work: Callable[[Piece], None], on_done: Callable[[Piece], None] | None = None
+    ) -> None:
+        """Do all pieces and wait for them; the first error stops the others and is raised."""
+
+    def barrier(self) -> None:
+        """Wait until all processes that run this program have arrived here."""
+
+
+class Slots:
+    """A number of places, one for each thread that may do something at a time; in another process there is one."""
+
+    def __init__(self, count: int = 1) -> None:
+        self._places = threading.BoundedSemaphore(count)
+
+    def __enter__(self) -> None:
+        self._places.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self._places.release()
+
+    def __reduce__(self) -> tuple[type[Slots], tuple[()]]:
+        return Slots, ()
+
+
 @dataclass(frozen=True)
 class WorkerGroup:
     """This process, number `rank` of `world`, with `threads` threads of one core each; `local` share this machine."""
@@ -37,15 +92,30 @@ class WorkerGroup:
     threads: int = 1
     local: int = 1
     stopped: threading.Event = field(default_factory=threading.Event)
+    travels: bool = False
 
-    def each(self, pieces: Iterable[Piece], work: Callable[[Piece], None]) -> None:
-        """Call `work` on this process's share of the pieces, several at a time, and wait for the other processes."""
+    def each(
+        self, pieces: Iterable[Piece], work: Callable[[Piece], None], on_done: Callable[[Piece], None] | None = None
+    ) -> None:
+        """Call `work` on this process's share of the pieces, several at a time, and wait for the other processes.
+
+        Args:
+            pieces: the same in all processes.
+            work: does one.
+            on_done: called with each piece of this process's share that is done.
+        """
+
+        def do(piece: Piece) -> None:
+            work(piece)
+            if on_done is not None:
+                on_done(piece)
+
         mine = (piece for number, piece in enumerate(pieces) if number % self.world == self.rank)
         pool = ThreadPoolExecutor(self.threads)
         running: set[Future[None]] = set()
         try:
             for piece in mine:
-                running.add(pool.submit(work, piece))
+                running.add(pool.submit(do, piece))
                 if len(running) > self.threads:  # one piece waits; a stream is never read far ahead
                     running = _finish(running, FIRST_COMPLETED)
                 _stop_if_orphaned()

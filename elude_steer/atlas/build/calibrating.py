@@ -7,6 +7,7 @@ the images gives the readings of the detectors on patches, and the stream there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +65,16 @@ def add_calibration(
     causes = (texts, build.spec.labels.template, fit.step, spec.fit, PEAKS)
     folder = build.open_stage("calibration", pooled.key, vectors.key, *causes)
     numbers = {int(index): row for row, index in enumerate(fit.images.tolist())}
-    # The detectors are linear in the layer's input, so the sub-units need not be computed one by one.
-    detectors, offset = (tensor.to(build.tower.device) for tensor in fit.folded)
+    d_out = atlas.d_out
 
     def work(group: int) -> None:
-        sums = StreamSums.empty(len(fit.words), atlas.d_out)
+        # The detectors are linear in the layer's input, so the sub-units need not be computed one by one.
+        detectors, offset = (tensor.to(build.tower.device) for tensor in fit.folded)
+        sums = StreamSums.empty(len(fit.words), d_out)
         rows: dict[str, list[torch.Tensor]] = {"images": [], "strongest": [], "mean": []}
-        for number, batches in build.shards(fit.step):
-            for batch in batches if number % _GROUPS == group else ():
+        for shard in islice(build.shards(fit.step), group, None, _GROUPS):
+            _, batches = build.open_shard(shard, fit.step)
+            for batch in batches:
                 if build.workers.stopped.is_set():
                     return
                 for item, (q, stream) in build.cache.activations(batch):
@@ -90,7 +93,7 @@ def add_calibration(
         stacked = {name: torch.stack(values) for name, values in rows.items() if values}
         write_tensors(_group_path(folder, group), {**vars(sums), **stacked})
 
-    build.run_pieces("calibrating", range(_GROUPS), lambda group: _group_path(folder, group), work, "groups")
+    build.run_pieces("calibrating", folder, range(_GROUPS), lambda group: (_group_path(folder, group),), work, "groups")
     build.workers.barrier()
     return replace(atlas, calibration=_assemble(folder, fit, spec.fit))
 

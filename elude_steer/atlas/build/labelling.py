@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +43,23 @@ class Labelling:
     vocabulary: list[str]
     encoder: DualEncoder
 
+    @cached_property
+    def embeddings(self) -> EmbeddingCache:
+        """The vectors of images, kept on this machine."""
+        return EmbeddingCache(self.encoder)
+
 
 def prepare_labelling(build: Build) -> Labelling | None:
     """Load what the labelling stages need; None if the spec asks for no labels.
 
-    It comes before all stages, so that mistakes show before the work.
+    It comes before all stages, so that mistakes show before the work. Loaded once in each process.
     """
+    if build.labelling is None:
+        build.labelling = _load_labelling(build)
+    return build.labelling
+
+
+def _load_labelling(build: Build) -> Labelling | None:
     spec = build.spec.labels
     if spec.scorer is None:
         if build.spec.references.thumbnails is not None:
@@ -81,9 +93,9 @@ def embed_images(build: Build, labelling: Labelling) -> StageFolder:
     folder = build.open_stage(
         "image-vectors", labelling.encoder.key, build.images.fingerprint, step, shard_size, device, versions()
     )
-    cache = EmbeddingCache(labelling.encoder)
 
-    def process(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
+    def process(build: Build, batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
+        cache = _embedding_cache(build)
         skipped: dict[str, str] = {}  # already reported when tokens were collected
         loaded = [(item, *got) for item in batch if (got := read_item(item, skipped)) is not None]
         if not loaded:
@@ -94,6 +106,13 @@ def embed_images(build: Build, labelling: Labelling) -> StageFolder:
 
     write_image_rows(build, "scoring", folder, step, process)
     return folder
+
+
+def _embedding_cache(build: Build) -> EmbeddingCache:
+    labelling = prepare_labelling(build)
+    if labelling is None:
+        raise SpecError("images are embedded by a dual encoder: set labels.scorer.")
+    return labelling.embeddings
 
 
 def check_same_images(pooled: StageFolder, ranking: StageFolder, vectors: StageFolder) -> None:
@@ -113,11 +132,13 @@ def fit_words(build: Build, labelling: Labelling, vectors: StageFolder, settings
     """Write how well every word fits every image, `(N, M)`: what is the same for all sub-units."""
     template, vocabulary = build.spec.labels.template, labelling.vocabulary
     folder = build.open_stage("word-fit", vectors.key, vocabulary, template, asdict(settings))
-    if build.is_main and not _fit_path(folder).exists():
+
+    def work() -> None:
         texts = labelling.encoder.embed_texts([template.replace("{}", word) for word in vocabulary])
         images = torch.cat([shard["vectors"] for shard in read_image_rows(vectors)])
         _write_fit(_fit_path(folder), images, texts, settings)
-    build.workers.barrier()
+
+    build.settle(folder, work, _fit_path(folder))
     return folder
 
 
@@ -153,22 +174,29 @@ def gather_evidence(
 ) -> StageFolder:
     """Write how well every word fits each sub-unit before the prior, one file for each block of living sub-units."""
     folder = build.open_stage("evidence", fit.key, pooled.key)
-    prepared = torch.from_numpy(np.load(_fit_path(fit), mmap_mode="c")).to(build.tower.device)
-    dissector, strongest = Dissector(settings, prepared), read_ranking(ranking)["rows"]
     blocks = _blocks_of_living(atlas)
 
     def work(number: int) -> None:
         block = blocks[number]
+        prepared = _open_fit(_fit_path(fit), build.tower.device)
+        dissector = Dissector(settings, prepared)
         if settings.method == "cos_cubed":
             activations = torch.cat([shard["values"][:, block] for shard in read_image_rows(pooled)])
             rows = dissector.evidence(activations.to(prepared.device))
         else:
-            images = strongest[block, : settings.top_k].long()
+            images = read_ranking(ranking)["rows"][block, : settings.top_k].long()
             rows = dissector.evidence_from_images(images.to(prepared.device))
         write_array(_evidence_path(folder, number), rows.cpu().numpy())
 
-    build.run_pieces("labelling", range(len(blocks)), lambda number: _evidence_path(folder, number), work, "blocks")
+    files = lambda number: (_evidence_path(folder, number),)  # noqa: E731
+    needs = [fit, ranking, *([pooled] if settings.method == "cos_cubed" else [])]
+    build.run_pieces("labelling", folder, range(len(blocks)), files, work, "blocks", needs=needs)
     return folder
+
+
+@lru_cache(maxsize=1)  # on a GPU it is copied there
+def _open_fit(path: Path, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.load(path, mmap_mode="c")).to(device)
 
 
 def add_labels(

@@ -6,7 +6,8 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from elude_steer.atlas.build.labelling import (
     gather_evidence,
     prepare_labelling,
 )
+from elude_steer.atlas.build.launchers import ray_launcher, slurm_launcher
+from elude_steer.atlas.build.launchers.ray_launcher import RayLauncher
+from elude_steer.atlas.build.launchers.resources import Resources, read_resources
+from elude_steer.atlas.build.launchers.slurm_launcher import SlurmLauncher
+from elude_steer.atlas.build.launchers.worker import describe_build, load_tower, mirror_folder
 from elude_steer.atlas.build.pooling import (
     add_familiarity,
     add_references,
@@ -38,17 +44,15 @@ from elude_steer.atlas.manifest import check_name, check_target
 from elude_steer.atlas.reference_images import check_source, record_build
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.models.images import image_set
-from elude_steer.models.loading import as_dtype, check_device
-from elude_steer.models.vision import Tower, load_timm, load_vision
-from elude_steer.models.vlm import Vlm
+from elude_steer.models.loading import check_device
+from elude_steer.models.shards.patterns import names_shards
 from elude_steer.recipe_files import load_spec, parse_spec
-from elude_steer.specs import (
-    AtlasSpec,
-    ModelSpec,
-)
-from elude_steer.trust import check_needs
+from elude_steer.specs import AtlasSpec
 from elude_steer.utils.files import home
-from elude_steer.utils.parallel import launch, worker_group
+from elude_steer.utils.fingerprint import make_key
+from elude_steer.utils.parallel import Launcher, launch, worker_group
+from elude_steer.utils.remote.filesystems import check_url, is_url
+from elude_steer.utils.remote.mirror import publish
 from elude_steer.utils.yaml_schema import dump_document, override, validate
 
 
@@ -64,20 +68,27 @@ def build(
     work: str | Path | None = None,
     quiet: bool = False,
     trust_remote_code: bool = False,
+    launcher: str = "local",
+    address: str | None = None,
+    resources: Sequence[str] = (),
 ) -> Atlas:
     """Build the atlas that a spec describes; an interrupted build continues where it stopped.
 
     Args:
         spec: an `AtlasSpec`, a YAML file, or the name of a shipped recipe.
         images: the probing images, if the spec leaves them open; see `images.image_set`.
-        out: the folder to write; by default one with the spec's name under `ELUDE_STEER_HOME/atlases`.
+        out: the folder to write, or a URL such as `s3://bucket/atlas`; by default one with the spec's name under
+            `ELUDE_STEER_HOME/atlases`.
         settings: changes to the spec, such as `clusters.top_k=5000`.
         device: where the model and the products run.
         processes: how many to start on this machine; None for one, or for those that torchrun started.
         threads: how many in each process, one core each; by default all cores.
-        work: the folder for unfinished and reusable stages.
+        work: the folder for unfinished and reusable stages, or a URL; with a URL, machines need no folder in common.
         quiet: hide progress bars.
         trust_remote_code: whether code that comes with the models may run; what the spec says allows nothing.
+        launcher: where the pieces are done: `local`, `ray` or `slurm`.
+        address: of a Ray cluster, `auto` for the one of this machine; None starts one here.
+        resources: what each task asks for, such as `gpus=1`; see `launchers.resources.Resources`.
 
     Returns:
         The atlas, loaded from where it was written. Its bytes do not depend on processes, threads or interruptions.
@@ -86,28 +97,63 @@ def build(
         >>> atlas = build("recipes/atlases/llava-onevision-0.5b.yaml", images="photos/", out="my-atlas")
     """
     spec = override(validate(spec) if isinstance(spec, AtlasSpec) else load_spec(spec), settings)
-    out = check_target(Path(out) if out else home() / "atlases" / check_name(spec.name))
+    asked = read_resources(launcher, resources, address)
+    out_url = check_url(str(out)) if is_url(out) else None
+    default = home() / "atlases" / check_name(spec.name) if out is None else Path(out)
+    out = check_target(mirror_folder(out_url) / spec.name if out_url else default)
+    place, url = find_work(work)
     check_counts(threads, processes)
     check_device(device)
     source = images if images is not None else spec.images.source
     if source is None:
         raise SpecError(f"spec '{spec.name}' leaves the probing images open; pass --images FOLDER (images=…).")
     if isinstance(source, str) and source.startswith(
-        ("hf:", "toyland:")
+        ("hf:", "hf-stream:", "toyland:")
     ):  # anybody can open these; the card names them
         spec = replace(spec, images=replace(spec.images, source=source))
     probing_images = image_set(source, split=spec.images.split, column=spec.images.column, limit=spec.images.limit)
-    if processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
-        options = {"--out": out, "--device": device, "--threads": threads, "--work": work_folder(work)}
-        for folder in (out, work_folder(work)):  # the command asks for the folder that they lie in
+    if launcher == "local" and processes is not None and processes != 1 and "WORLD_SIZE" not in os.environ:
+        options = {"--out": out, "--device": device, "--threads": threads, "--work": url or place}
+        for folder in (out, place):  # the command asks for the folder that they lie in
             folder.parent.mkdir(parents=True, exist_ok=True)
         flags = {"--quiet": quiet, "--trust-remote-code": trust_remote_code is True}
         _build_in_processes(spec, source, processes, options, [flag for flag, given in flags.items() if given])
-        return Atlas.load(out)
-    with worker_group(processes, threads) as workers:
+        return _publish(Atlas.load(out), out_url)
+    with _open_launcher(launcher, asked, address, processes, threads, place) as workers:
+        if url and workers.world > workers.local:
+            raise SpecError("processes on several machines need a folder in common as --work; or --launcher ray.")
         tower = load_tower(spec.model, _device_of_process(device), trust_remote_code=trust_remote_code)
-        run = Build(tower, probing_images, spec, workers, work_folder(work), quiet, trust_remote_code)
-        return run_and_save(run, out, {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind})
+        key = make_key(asdict(spec), probing_images.name, str(url or place))
+        run = Build(tower, probing_images, spec, workers, place, quiet, trust_remote_code, url=url, key=key)
+        if isinstance(workers, RayLauncher | SlurmLauncher):
+            workers.origin = describe_build(run, asked.cpus if launcher == "slurm" else 1)
+        described = {"id": spec.model.id, "revision": spec.model.revision, "kind": spec.model.kind}
+        return _publish(run_and_save(run, out, described), out_url)
+
+
+@contextmanager
+def _open_launcher(
+    name: str, resources: Resources, address: str | None, processes: int | None, threads: int | None, place: Path
+) -> Iterator[Launcher]:
+    """Yield what does the pieces of a build; with Ray and SLURM this process computes little itself, in one thread."""
+    with worker_group(processes if name == "local" else None, threads) as workers:
+        if name == "local":
+            yield workers
+            return
+        if workers.world > 1:
+            raise SpecError(f"--launcher {name} starts its own workers; run it without torchrun.")
+        if name == "slurm":
+            yield slurm_launcher.connect(resources, place / "slurm")
+            return
+        with ray_launcher.connect(resources, address, processes) as cluster:
+            yield cluster
+
+
+def _publish(atlas: Atlas, url: str | None) -> Atlas:
+    """Copy an atlas to a URL, if there is one."""
+    if url is not None and int(os.environ.get("RANK", "0")) == 0:
+        publish(Path(str(atlas.folder)), url, "manifest.json")
+    return atlas
 
 
 def run_and_save(build: Build, out: Path, model: Mapping[str, Any]) -> Atlas:
@@ -234,32 +280,6 @@ def choose_source(atlas: Atlas, spec: AtlasSpec) -> str:
     return source
 
 
-def load_tower(model: ModelSpec, device: str | None = None, *, trust_remote_code: bool = False) -> Tower:
-    """Load the model of a spec with its target layer.
-
-    Args:
-        model: the model; that it needs its own code allows nothing.
-        device: where the model runs.
-        trust_remote_code: whether code that comes with the model may run.
-    """
-    check_needs({"model": asdict(model)}, ("model",), trust_remote_code)
-    if model.kind == "timm":
-        options: dict[str, Any] = {"device": device, "dtype": model.dtype, "trust_remote_code": trust_remote_code}
-        tower = load_timm(model.id, layer=model.layer, **options)
-    else:
-        load = Vlm.load if model.kind == "vlm" else load_vision
-        tower = load(
-            model.id,
-            layer=model.layer,
-            device=device,
-            dtype=model.dtype,
-            revision=model.revision,
-            attn_implementation=model.attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
-    return replace(tower, autocast=as_dtype(model.autocast)) if model.autocast else tower
-
-
 def _build_in_processes(
     spec: AtlasSpec, source: Any, processes: int, options: Mapping[str, object], flags: Sequence[str]
 ) -> None:
@@ -270,7 +290,8 @@ def _build_in_processes(
             source = list_file
         if not isinstance(source, str | os.PathLike):
             raise SpecError("several processes need images that each can open: a folder, paths or a dataset's id.")
-        images = str(source) if str(source).startswith(("hf:", "toyland:")) else str(Path(source).absolute())
+        named = names_shards(str(source)) or str(source).startswith(("hf:", "hf-stream:", "toyland:"))
+        images = str(source) if named else str(Path(source).absolute())
         text = Path(folder) / "spec.yaml"
         text.write_text(dump_document(spec), encoding="utf-8")
         arguments = [str(part) for flag, value in options.items() if value is not None for part in (flag, value)]
@@ -284,7 +305,16 @@ def _device_of_process(device: str | None) -> str | None:
 
 def work_folder(work: str | Path | None) -> Path:
     """The folder for unfinished and reusable stages."""
+    if is_url(work):
+        raise SpecError(f"--work '{work}' is a URL, which `build` alone takes; give a folder.")
     return Path(work).expanduser() if work else home() / "work"
+
+
+def find_work(work: str | Path | None) -> tuple[Path, str | None]:
+    """The folder for unfinished and reusable stages, and the URL behind it if `work` is one."""
+    if is_url(work):
+        return mirror_folder(str(work)), check_url(str(work))
+    return work_folder(work), None
 
 
 def check_counts(threads: int | None, processes: int | None) -> None:

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,15 +27,15 @@ def pool_activations(build: Build, split: StageFolder, atlas: Atlas) -> StageFol
     """Write the strongest patch of every sub-unit, then of every unit, in each image, and the image's vector."""
     step = build.image_step(build.spec.labels.images)
     folder = build.open_stage("pooled", split.key, step, "vectors")
-    tower, device = build.tower, build.tower.device
+    device = build.tower.device
     unit_weight, unit_bias = build.weight.cpu(), build.bias.cpu()
     weight, bias = sub_unit_parameters(unit_weight, unit_bias, atlas.members(), atlas.units)
     weight, bias = torch.cat([weight, unit_weight]).to(device), torch.cat([bias, unit_bias]).to(device)
 
-    def process(batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
+    def process(build: Build, batch: Sequence[Item]) -> list[dict[str, torch.Tensor]]:
         rows = []
         for item, q in build.cache.layer_inputs(batch):
-            positions = tower.token_indices(q.shape[1])
+            positions = build.tower.token_indices(q.shape[1])
             values, places = strongest_patches(q, positions, weight, bias)
             index, tokens = torch.tensor(item.index, dtype=torch.int32), torch.tensor(q.shape[1])
             vector = describe_image(q, positions)
@@ -50,7 +51,8 @@ def rank_images(build: Build, pooled: StageFolder) -> StageFolder:
     k = max(read_dissection(build).top_k, build.spec.references.keep)
     folder = build.open_stage("strongest", pooled.key, k)
     path = _ranking_path(folder)
-    if build.is_main and not path.exists():
+
+    def work() -> None:
         best: dict[str, torch.Tensor] = {}
         images, tokens = [], []
         start = 0
@@ -66,7 +68,8 @@ def rank_images(build: Build, pooled: StageFolder) -> StageFolder:
             start += len(rows)
         best |= {"images": torch.cat(images), "tokens": torch.cat(tokens)}
         write_tensors(path, {name: tensor.contiguous() for name, tensor in best.items()})
-    build.workers.barrier()
+
+    build.settle(folder, work, path)
     return folder
 
 
@@ -145,7 +148,7 @@ def write_image_rows(
     label: str,
     folder: StageFolder,
     step: int,
-    process: Callable[[Sequence[Item]], list[dict[str, torch.Tensor]]],
+    process: Callable[[Build, Sequence[Item]], list[dict[str, torch.Tensor]]],
 ) -> None:
     """Process every `step`-th image and write one file for each shard.
 
@@ -154,25 +157,36 @@ def write_image_rows(
         label: what the progress bar is called.
         folder: where shards are written.
         step: which images are used.
-        process: a batch of images to a row of named tensors for each image that can be read.
+        process: a batch of images to a row of named tensors for each image that can be read; it is given the build of
+            the process that it runs in.
     """
-    with build.progress_bar(label, -(-(build.images.length or 0) // step), "images") as bar:
 
-        def work(shard: tuple[int, list[list[Item]]]) -> None:
-            number, batches = shard
-            path = folder.path / f"shard-{number:06d}.safetensors"
-            if path.exists():
-                bar.update(sum(map(len, batches)))
+    def work(shard: Any) -> None:
+        number, batches = build.open_shard(shard, step)
+        rows: list[dict[str, torch.Tensor]] = []
+        for batch in batches:
+            if build.workers.stopped.is_set():
                 return
-            rows: list[dict[str, torch.Tensor]] = []
-            for batch in batches:
-                if build.workers.stopped.is_set():
-                    return
-                rows += process(batch)
-                bar.update(len(batch))
-            write_tensors(path, {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {})
+            rows += process(build, batch)
+            build.advance(len(batch))
+        stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+        write_tensors(_image_shard_path(folder, number), stacked)
 
-        build.workers.each(build.shards(step), work)
+    build.run_pieces(
+        label,
+        folder,
+        build.shards(step),
+        lambda shard: (_image_shard_path(folder, shard),),
+        work,
+        "images",
+        size=lambda shard: build.shard_size(shard, step),
+        total=-(-(build.images.length or 0) // step),
+        groups=build.shard_groups(step),
+    )
+
+
+def _image_shard_path(folder: StageFolder, number: int) -> Path:
+    return folder.path / f"shard-{number:06d}.safetensors"
 
 
 def image_shard_paths(folder: StageFolder) -> list[Path]:

@@ -29,7 +29,8 @@ def split_units(build: Build, tokens: StageFolder, clusters: StageFolder) -> Sta
     def work(block: range) -> None:
         write_tensors(block_path(folder, block), _split_block(build, store, clusters, block))
 
-    build.run_pieces("splitting", build.unit_blocks(), lambda block: block_path(folder, block), work, "blocks")
+    files = lambda block: (block_path(folder, block),)  # noqa: E731
+    build.run_pieces("splitting", folder, build.unit_blocks(), files, work, "blocks", needs=[tokens, clusters])
     return folder
 
 

@@ -6,11 +6,14 @@ import json
 import mmap
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from elude_steer.errors import ImageError
+from elude_steer.utils.remote.mirror import Mirror
+from elude_steer.utils.remote.root import find_folder
 
 # Which image, which tile of it and which token of the tile an instance is.
 PLACE = np.dtype([("image", np.int32), ("tile", np.uint16), ("token", np.uint16)])
@@ -30,6 +33,9 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return _find_store, (self.folder.name,)
 
     @cached_property
     def image_ids(self) -> dict[int, str]:
@@ -66,6 +72,13 @@ class TokenStore:
             q = self.read(first, min(first + _BLOCK_ROWS, stop)).to(weight.device)
             blocks.append(torch.addmm(bias, q, weight.T).T)
         return torch.cat(blocks, 1)
+
+
+def _find_store(name: str) -> TokenStore:
+    """The store of this name among the folders of the build that this process works for."""
+    path, url = find_folder(name)
+    Mirror(path, url).bring(once=True)
+    return TokenStore(path)
 
 
 def strongest_instances(

@@ -27,6 +27,8 @@ from elude_steer.models.vision import Tower
 from elude_steer.specs import TokensSpec
 from elude_steer.utils.files import explain_write_errors, write_array, write_file
 
+_STORE = ("tokens.bin", "places.bin", "shape.json", "counted.json", "merged.json")  # what all shards become
+
 
 def collect_tokens(build: Build) -> StageFolder:
     """Store a random sample of the tokens of every image; a `TokenStore` reads the folder."""
@@ -36,6 +38,8 @@ def collect_tokens(build: Build) -> StageFolder:
 def collect_draws(builds: Sequence[Build]) -> list[StageFolder]:
     """The same for several builds that differ in the seed of their tokens alone, in one pass over the images."""
     first = builds[0]
+    if len(builds) > 1 and (first.url is not None or first.workers.travels):  # what travels is one stage at a time
+        return [collect_tokens(build) for build in builds]
     folders = [_open_tokens(build) for build in builds]
     # Another build of the same tokens waits here and then finds them done. A killed process releases its lock.
     with ExitStack() as locks:
@@ -43,15 +47,20 @@ def collect_draws(builds: Sequence[Build]) -> list[StageFolder]:
             if first.is_main:
                 locks.enter_context(FileLock(str(folder.path) + ".lock"))
         first.workers.barrier()
+        for folder in folders:
+            folder.mirror.bring()
         pairs = list(zip(builds, folders, strict=True))
         left = [(build, folder) for build, folder in pairs if not _count_path(folder.path).exists()]
         first.workers.barrier()  # nobody counts before all have looked
         if left:
-            _collect_shards([build for build, _ in left], [folder.path for _, folder in left])
+            _collect_shards([build for build, _ in left], [folder for _, folder in left])
         if first.is_main:
             for build, folder in pairs:
                 _merge_and_report(build, folder.path)
+                _share_store(folder)
     first.workers.barrier()
+    for folder in folders:
+        folder.mirror.bring()
     return folders
 
 
@@ -63,35 +72,56 @@ def _open_tokens(build: Build) -> StageFolder:
     )
 
 
-def _collect_shards(builds: Sequence[Build], folders: Sequence[Path]) -> None:
+def _collect_shards(builds: Sequence[Build], folders: Sequence[StageFolder]) -> None:
     first = builds[0]
-    with first.progress_bar("collecting", first.images.length, "images") as bar:
 
-        def work(shard: tuple[int, list[list[Item]]]) -> None:
-            number, batches = shard
-            left = [
-                (build.spec.tokens, folder)
+    def files(shard: Any) -> list[Path]:
+        number = shard if isinstance(shard, int) else shard[0]
+        # A draw that lacks the shard comes last: a piece is done when its last file is there.
+        order = sorted(folders, key=lambda folder: not shard_path(folder.path, number).exists())
+        return [file for folder in order for file in _shard_files(folder.path, number)]
+
+    def work(shard: Any) -> None:
+        number, batches = first.open_shard(shard)
+        collect_shard(
+            first.tower,
+            batches,
+            [
+                (build.spec.tokens, folder.path)
                 for build, folder in zip(builds, folders, strict=True)
-                if not shard_path(folder, number).exists()
-            ]
-            if not left:
-                bar.update(sum(map(len, batches)))
-                return
-            collect_shard(
-                first.tower,
-                batches,
-                left,
-                number,
-                encode=first.cache.encode,
-                stop=first.workers.stopped,
-                on_batch=bar.update,
-            )
+                if not shard_path(folder.path, number).exists()
+            ],
+            number,
+            encode=first.cache.encode,
+            stop=first.workers.stopped,
+            on_batch=first.advance,
+        )
 
-        shards = _CountingIterable(first.shards())
-        first.workers.each(shards, work)
+    shards = _CountingIterable(first.shards())
+    first.run_pieces(
+        "collecting",
+        folders[0],
+        shards,
+        files,
+        work,
+        "images",
+        size=first.shard_size,
+        total=first.images.length,
+        groups=first.shard_groups(),
+    )
     if first.is_main:
+        count = shards.count or len(list(first.shards()))
         for folder in folders:
-            write_file(_count_path(folder), lambda file: file.write(json.dumps(shards.count).encode()))
+            write_file(_count_path(folder.path), lambda file: file.write(json.dumps(count).encode()))
+
+
+def _share_store(folder: StageFolder) -> None:
+    """Give other machines the store instead of the shards that it was made from."""
+    files = [folder.path / name for name in _STORE]
+    if not folder.mirror.has(files[-1]):
+        count = json.loads(_count_path(folder.path).read_text())
+        folder.mirror.share(files)
+        folder.mirror.forget(file for number in range(count) for file in _shard_files(folder.path, number))
 
 
 def _merge_and_report(build: Build, folder: Path) -> None:
@@ -120,6 +150,11 @@ class _CountingIterable:
 def shard_path(folder: Path, number: int) -> Path:
     """The summary of a finished shard; the arrays beside it are written before it."""
     return folder / f"shard-{number:06d}.json"
+
+
+def _shard_files(folder: Path, number: int) -> tuple[Path, ...]:
+    path = shard_path(folder, number)
+    return path.with_suffix(".tokens.npy"), path.with_suffix(".places.npy"), path
 
 
 def _count_images(folder: Path, shards: int) -> int:
@@ -273,6 +308,5 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int
 
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:
     for number in numbers:
-        path = shard_path(folder, number)
-        for file in (path, path.with_suffix(".tokens.npy"), path.with_suffix(".places.npy")):
+        for file in reversed(_shard_files(folder, number)):
             file.unlink(missing_ok=True)

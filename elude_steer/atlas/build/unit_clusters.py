@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from elude_steer.utils import optional
 from elude_steer.utils.files import read_array, write_array, write_file, write_tensors
 from elude_steer.utils.fingerprint import make_key
 from elude_steer.utils.memory import format_bytes
+from elude_steer.utils.parallel import Slots
 
 
 def rank_instances(build: Build, tokens: StageFolder) -> StageFolder:
@@ -39,7 +39,8 @@ def rank_instances(build: Build, tokens: StageFolder) -> StageFolder:
         write_array(block_path(folder, block, ".npy"), rows.int().cpu().numpy())
 
     blocks = build.unit_blocks(_count_split_units(build))
-    build.run_pieces("ranking", blocks, lambda block: block_path(folder, block, ".npy"), work, "blocks")
+    files = lambda block: (block_path(folder, block, ".npy"),)  # noqa: E731
+    build.run_pieces("ranking", folder, blocks, files, work, "blocks", needs=[tokens])
     return folder
 
 
@@ -63,9 +64,10 @@ def cluster_units(build: Build, tokens: StageFolder, rows: StageFolder) -> Stage
             clusters = cluster_unit(StoredRows(store, np.asarray(numbers)), build.weight[unit].cpu(), spec)
         write_tensors(clusters_path(folder, unit), clusters)
 
-    slots = threading.BoundedSemaphore(_count_slots(build, size))
+    slots = Slots(_count_slots(build, size))
     units = range(len(build.weight))
-    build.run_pieces("clustering", units, lambda unit: clusters_path(folder, unit), work, "units")
+    files = lambda unit: (clusters_path(folder, unit),)  # noqa: E731
+    build.run_pieces("clustering", folder, units, files, work, "units", needs=[tokens, rows])
     return folder
 
 
@@ -78,7 +80,8 @@ def _choose_backend(build: Build, rows: StageFolder, size: ClusteringSize) -> st
     device, processes = build.tower.device, build.workers.local
     if asked == "auto":
         path = rows.path / f"backend-{make_key(asdict(build.spec.clusters))}.json"
-        if build.is_main and not path.exists():
+
+        def choose() -> None:
             chosen = fitting_backend(asked, size, device, processes)
             if chosen == "fast" and size.instances <= EXACT_INSTANCES:
                 warn(
@@ -86,7 +89,8 @@ def _choose_backend(build: Build, rows: StageFolder, size: ClusteringSize) -> st
                     f"{format_bytes(memory_needed('exact', size))} of memory for {size}, which is not free."
                 )
             write_file(path, lambda file: file.write(json.dumps(chosen).encode()))
-        build.workers.barrier()
+
+        build.settle(rows, choose, path)
         asked = json.loads(path.read_text())
     return fitting_backend(asked, size, device, processes)
 

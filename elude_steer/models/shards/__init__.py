@@ -1,0 +1,1 @@
+"""Images in the parts in which large sets are kept: tar files, and the parts of a streamed dataset."""
