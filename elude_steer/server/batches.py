@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from elude_steer.errors import EludeSteerError
 from elude_steer.models.prefix_cache import MAX_TILES, Prefix, run_tower
+from elude_steer.models.vlm import Vlm
 from elude_steer.server.edits import Edit, Edits
 from elude_steer.server.image_cache import ImageCache, Key, TowerState, join_states, split_prefix
 from elude_steer.steering.apply_plans import image_patches, resume_under_plans
@@ -71,6 +73,14 @@ def _fill_up(value: torch.Tensor, shape: Sequence[int], fill: int, *, left: bool
         return value
     pads = [pad for count in reversed(missing) for pad in ((count, 0) if left else (0, count))]
     return torch.nn.functional.pad(value, pads, value=fill)
+
+
+def takes_several(vlm: Vlm, inputs: Mapping[str, Any], images: int) -> bool:
+    """Whether it is known which part of the tower's input belongs to which image of one prompt."""
+    try:
+        return len(vlm.layout.counts(inputs, images)) == len(vlm.layout.shapes(inputs, images)) == images
+    except EludeSteerError:
+        return False
 
 
 class Batches:
