@@ -354,7 +354,9 @@ def test_the_server_answers_as_the_library_does(steerer, images):
 def test_several_images_in_one_prompt(steerer, family, images):
     """Where it is known which part belongs to which image, the server's way gives the bare model's tokens."""
     vlm, edits = steerer.vlm, Edits(steerer, {})
-    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]
+    # Qwen2-VL tells images by what stands between them; its own template puts marks around each.
+    between = {"type": "text", "text": "next to"}
+    parts = [{"type": "image"}, between, {"type": "image"}, {"type": "text", "text": PROMPT}]
     inputs = vlm.chat_inputs([{"role": "user", "content": parts}], images[:2])
     assert takes_several(vlm, inputs, 2) == (family.name not in ("idefics3", "smolvlm", "internvl"))
     if not takes_several(vlm, inputs, 2):
