@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from elude_steer.models.prefix_cache import MAX_TILES, run_tower
+from elude_steer.errors import EludeSteerError
+from elude_steer.models.prefix_cache import MAX_TILES, Prefix, run_tower
+from elude_steer.models.vlm import Vlm
 from elude_steer.server.edits import Edit, Edits
 from elude_steer.server.image_cache import ImageCache, Key, TowerState, join_states, split_prefix
 from elude_steer.steering.apply_plans import image_patches, resume_under_plans
-from elude_steer.steering.intervention import PreparedPlan
+from elude_steer.steering.intervention import ImageMemo, PreparedPlan
 from elude_steer.steering.result import image_notes, result_notes
 from elude_steer.steering.steerer import Steerer
 
@@ -73,6 +75,14 @@ def _fill_up(value: torch.Tensor, shape: Sequence[int], fill: int, *, left: bool
     return torch.nn.functional.pad(value, pads, value=fill)
 
 
+def takes_several(vlm: Vlm, inputs: Mapping[str, Any], images: int) -> bool:
+    """Whether it is known which part of the tower's input belongs to which image of one prompt."""
+    try:
+        return len(vlm.layout.counts(inputs, images)) == len(vlm.layout.shapes(inputs, images)) == images
+    except EludeSteerError:
+        return False
+
+
 class Batches:
     """Runs batches on one model; for one thread.
 
@@ -113,12 +123,18 @@ class Batches:
             inputs = join_inputs([one.inputs for one in conversations], self.pad_token)
             prefix = join_states([known[key] for key in keys], inputs)
             prepared = [self.edits.prepare(one.edit) for one in conversations]
+            memos = [dict(known[key].memo) for key in keys]
             for number, (one, plan) in enumerate(zip(conversations, prepared, strict=True)):
-                on_report(number, self._report(one, plan, prefix, [keys.index(key) for key in one.keys], known))
+                places = [keys.index(key) for key in one.keys]
+                on_report(
+                    number, self._report(one, plan, prefix, places, [known[key].notes for key in one.keys], memos)
+                )
+            for key, memo in zip(keys, memos, strict=True):
+                known[key].remember(memo)
             rows = [
                 (keys.index(key), plan) for one, plan in zip(conversations, prepared, strict=True) for key in one.keys
             ]
-            with resume_under_plans(vlm, prefix, rows, inputs):
+            with resume_under_plans(vlm, prefix, rows, inputs, memos):
                 vlm.generate(inputs, max_tokens, on_step)
 
     def _find_states(self, conversations: Sequence[Conversation]) -> dict[Key, TowerState]:
@@ -159,19 +175,20 @@ class Batches:
         self,
         one: Conversation,
         prepared: PreparedPlan | None,
-        prefix: Any,
+        prefix: Prefix,
         numbers: Sequence[int],
-        known: Mapping[Key, TowerState],
+        image_notes: Sequence[Sequence[str]],
+        memos: Sequence[ImageMemo],
     ) -> dict[str, Any] | None:
         """What is to say of an edit, for all images of a conversation; None without an edit."""
         if one.edit is None or prepared is None:
             return None
         notes: list[str] = []
         seen: dict[str, float] = {}
-        for place, (number, key) in enumerate(zip(numbers, one.keys, strict=True), 1):
-            patches = image_patches(self.steerer.vlm, prefix, number)
-            maps, own = prepared.maps(prefix.q[number], patches), prepared.presences(prefix.q[number], patches)
-            found = [*known[key].notes, *result_notes(None, "", one.edit.plan, maps, own)]
+        for place, (number, noted) in enumerate(zip(numbers, image_notes, strict=True), 1):
+            seen_by = prefix.q[number], image_patches(self.steerer.vlm, prefix, number), memos[number]
+            maps, own = prepared.maps(*seen_by), prepared.presences(*seen_by)
+            found = [*noted, *result_notes(None, "", one.edit.plan, maps, own)]
             notes += found if len(numbers) == 1 else [f"image {place}: {note}" for note in found]
             seen = {word: max(value, seen.get(word, value)) for word, value in own.items()}
         return one.edit.report(seen, notes)

@@ -24,7 +24,7 @@ from elude_steer.models.images import open_image
 from elude_steer.models.prefix_cache import run_prefix
 from elude_steer.server.access import Limits, RefusedError
 from elude_steer.server.answers import Answer, Writing
-from elude_steer.server.batches import Batches, Conversation
+from elude_steer.server.batches import Batches, Conversation, takes_several
 from elude_steer.server.edits import Edits
 from elude_steer.server.image_cache import ImageCache, image_key
 from elude_steer.server.metrics import Metrics
@@ -189,8 +189,8 @@ class Engine:
             for size in sizes:
                 edit.check_fits(size)
         inputs = self._read_messages(request, images)
-        if len(images) > 1:
-            self._check_several(inputs, len(images))
+        if len(images) > 1 and not takes_several(vlm, inputs, len(images)):
+            raise RefusedError("this model takes one image a request here; send one.", param="messages")
         keys = tuple(image_key(image, alone=len(images) == 1) for image in images)
         tiles = sum(vlm.grid(size).tiles for size in sizes)
         conversation = Conversation(inputs, keys, sizes, tiles, edit)
@@ -216,15 +216,6 @@ class Engine:
                 f"this model's chat template or processor refuses the messages ({what}); roles may have to take turns.",
                 param="messages",
             ) from error
-
-    def _check_several(self, inputs: Any, images: int) -> None:
-        """Raise if it would not be known which part of the tower's input belongs to which image."""
-        try:
-            fits = len(self.steerer.vlm.layout.counts(inputs, images)) == images
-        except EludeSteerError:
-            fits = False
-        if not fits or len(self.steerer.vlm.layout.shapes(inputs, images)) != images:
-            raise RefusedError("this model takes one image a request here; send one.", param="messages")
 
     # Answering
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from elude_steer.models.prefix_cache import Prefix
+from elude_steer.steering.intervention import ImageMemo
 
+_READINGS = 32  # that are kept of an image
 Key = tuple[bytes, bool]
 
 
@@ -32,7 +34,7 @@ def image_key(image: Any, *, alone: bool) -> Key:
 
 @dataclass(frozen=True, eq=False)
 class TowerState:
-    """What a tower computed for one image; see `Prefix`."""
+    """What a tower computed for one image; see `Prefix`. `memo` is what edits found out of it that others can use."""
 
     q: torch.Tensor
     outputs: Mapping[nn.Module, Any]
@@ -40,6 +42,13 @@ class TowerState:
     count: int
     shape: tuple[int, int] | None
     notes: tuple[str, ...]
+    memo: ImageMemo = field(default_factory=dict)
+
+    def remember(self, memo: ImageMemo) -> None:
+        """Keep what is small and holds for every edit: which patches all words claim, and where some words are read."""
+        for key, value in memo.items():
+            if key[0] == "claims" or (key[0] == "reading" and len(self.memo) < _READINGS):
+                self.memo[key] = value
 
     @property
     def nbytes(self) -> int:

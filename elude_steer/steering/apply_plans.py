@@ -16,7 +16,7 @@ from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.patch_layout import Tiles
 from elude_steer.models.prefix_cache import Prefix, resume_from
 from elude_steer.models.vlm import Vlm
-from elude_steer.steering.intervention import PreparedPlan, make_edited_forward, make_resumed_forward
+from elude_steer.steering.intervention import ImageMemo, PreparedPlan, make_edited_forward, make_resumed_forward
 from elude_steer.steering.regions import ImagePatches
 
 
@@ -83,6 +83,7 @@ def resume_under_plans(
     prefix: Prefix,
     rows: Sequence[tuple[int, PreparedPlan | None]],
     inputs: Mapping[str, Any] | None = None,
+    memos: Sequence[ImageMemo] | None = None,
 ) -> Iterator[Mapping[str, Any]]:
     """Inside, a call of the model with the inputs that this gives resumes at the target layer, under the plans.
 
@@ -91,11 +92,12 @@ def resume_under_plans(
         prefix: of some images.
         rows: for each row of the batch the number of its image, and its plan.
         inputs: those of the call, where a row may hold several images; then `rows` has one entry for each of these.
+        memos: see `make_resumed_forward`.
     """
     numbers = [image for image, _ in rows]
     edits = [(image, prepared, image_patches(vlm, prefix, image)) for image, prepared in rows]
     inputs = prefix.select(numbers) if inputs is None else inputs
-    forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs))
+    forward = make_resumed_forward(prefix.q, edits, partial(vlm.join_images, inputs=inputs), memos)
     active = any(one is not None and one.plan.has_effect for _, one in rows)
     if not active and not prefix.outputs:
         yield inputs  # nothing to resume from and nothing to change

@@ -184,10 +184,12 @@ class PreparedPlan:
                 scaled.append(ScaledConcept(concept, weights[numbers], gains, reference))
         return cls(plan, tuple(scaled), tuple(placed), source.d_out, shape, lambda q: source.read_all_words(q, layer))
 
-    def presences(self, q: torch.Tensor, find_patches: FindPatches | None = None) -> dict[str, float]:
+    def presences(
+        self, q: torch.Tensor, find_patches: FindPatches | None = None, memo: ImageMemo | None = None
+    ) -> dict[str, float]:
         """For each minus word in mode place, how much of what images with it reach this image reaches."""
         skipped = self._token_layout(q, find_patches)[2]
-        return {one.concept.word: one.presence(q, skipped) for one in self.placed if one.concept.role == "minus"}
+        return {one.concept.word: one.presence(q, skipped, memo) for one in self.placed if one.concept.role == "minus"}
 
     def region(
         self,
@@ -293,21 +295,26 @@ class PreparedPlan:
             bias.index_add_(0, sub_units.units, sub_units.bias * (amounts - 1))
         return weight, bias
 
-    def maps(self, q: torch.Tensor, find_patches: FindPatches | None = None) -> dict[str, tuple[Any, Any]]:
+    def maps(
+        self, q: torch.Tensor, find_patches: FindPatches | None = None, memo: ImageMemo | None = None
+    ) -> dict[str, tuple[Any, Any]]:
         """For each word how strongly its concept fires, and which share of its sub-units changes.
 
         Both are `(tiles, patches)` arrays.
         """
-        skipped, memo = self._token_layout(q, find_patches)[2], ImageMemo()
+        skipped, memo = self._token_layout(q, find_patches)[2], ImageMemo() if memo is None else memo
         maps: dict[str, tuple[Any, Any]] = {}
         for scaled in self.scaled:
-            now = scaled.activations(q)
+            now = scaled.activations(q, memo)
             fires = (now / _firing_reference(scaled.reference)).clamp_min(0).mean(-1)[:, skipped:]
-            touched = scaled.strongest_tokens(now, skipped).float().mean(-1)[:, skipped:]
+            touched = scaled.strongest_tokens(now, skipped, memo).float().mean(-1)[:, skipped:]
             maps[scaled.concept.word] = (fires.cpu().numpy(), touched.cpu().numpy())
         for placed in self.placed:
             region = self.region(placed, q, find_patches, memo)[:, skipped:].float()
-            maps[placed.concept.word] = (placed.readings(q, skipped).clamp_min(0).cpu().numpy(), region.cpu().numpy())
+            maps[placed.concept.word] = (
+                placed.readings(q, skipped, memo).clamp_min(0).cpu().numpy(),
+                region.cpu().numpy(),
+            )
         order = [concept.word for concept in self.plan.concepts]
         return {word: maps[word] for word in order if word in maps}
 
@@ -374,6 +381,7 @@ def make_resumed_forward(
     images: Sequence[torch.Tensor],
     rows: Sequence[tuple[int, PreparedPlan | None, FindPatches | None]],
     join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
+    memos: Sequence[ImageMemo] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """Make the same replacement where the layer's inputs are known: work on one image is shared by its plans.
 
@@ -381,6 +389,7 @@ def make_resumed_forward(
         images: the layer's inputs, `(tiles, patches, d_in)` each.
         rows: for each row of the batch the number of its image, its plan, and the image's `FindPatches`.
         join: puts the images together as the layer has them.
+        memos: what is known of each image already; more is added.
     """
 
     def compute(original: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -389,7 +398,7 @@ def make_resumed_forward(
         for image, prepared, find_patches in rows:
             q = images[image]
             if image not in shared:
-                shared[image] = (original(q), {})
+                shared[image] = (original(q), {} if memos is None else memos[image])
             out, memo = shared[image]
             if prepared is not None and prepared.plan.has_effect:
                 out = _check_finite(out + prepared.output_change(q, find_patches, memo).to(out.dtype))

@@ -12,7 +12,7 @@ from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.patch_layout import Canvases, Packed, Tiles
 from elude_steer.models.prefix_cache import blocks_before, run_prefix
 from elude_steer.models.vlm import PROMPT, Vlm
-from elude_steer.server.batches import Batches, Conversation, join_inputs
+from elude_steer.server.batches import Batches, Conversation, join_inputs, takes_several
 from elude_steer.server.edits import Edits
 from elude_steer.server.image_cache import ImageCache, image_key
 from elude_steer.server.requests import EditRequest
@@ -349,3 +349,32 @@ def test_the_server_answers_as_the_library_does(steerer, images):
         batches.run(rows, 6, lambda number, report: None, remember)
         assert [[text] for text in vlm.decode(tokens[-1])] == expected
     assert counts == [(2, 0), (0, 2)]
+
+
+def test_several_images_in_one_prompt(steerer, family, images):
+    """Where it is known which part belongs to which image, the server's way gives the bare model's tokens."""
+    vlm, edits = steerer.vlm, Edits(steerer, {})
+    # Qwen2-VL tells images by what stands between them; its own template puts marks around each.
+    between = {"type": "text", "text": "next to"}
+    parts = [{"type": "image"}, between, {"type": "image"}, {"type": "text", "text": PROMPT}]
+    inputs = vlm.chat_inputs([{"role": "user", "content": parts}], images[:2])
+    assert takes_several(vlm, inputs, 2) == (family.name not in ("idefics3", "smolvlm", "internvl"))
+    if not takes_several(vlm, inputs, 2):
+        return
+    run_prefix(vlm, images[:1])
+    batches, tokens = Batches(steerer, edits, ImageCache(10**9), lambda new, known: None), {}
+    edit = edits.plan(EditRequest({two_words(steerer)[0]: {}}, settings={"mode": "scale", "gamma": -8.0, "nu": "all"}))
+    keys, sizes = tuple(image_key(image, alone=False) for image in images[:2]), tuple(i.size for i in images[:2])
+    for name, one in (("bare", None), ("edited", edit)):
+        rows = [Conversation(inputs, keys, sizes, 2, one)]
+        batches.run(rows, 6, lambda *_: None, lambda new, name=name: tokens.__setitem__(name, new))
+    assert torch.equal(tokens["bare"], vlm.generate(inputs, 6, lambda _: None))
+    with replace_forward(vlm.layer, _folded(steerer, edit.plan)):
+        assert torch.equal(tokens["edited"], vlm.generate(inputs, 6, lambda _: None))
+
+
+def _folded(steerer, plan):
+    """The layer with a linear plan in its weights, as an exported checkpoint has it."""
+    weight, bias = steerer.gather_weights(plan).weight_change
+    own = steerer.vlm.layer.weight + weight, steerer.vlm.layer.bias + bias
+    return lambda _original, x: torch.nn.functional.linear(x, *own)
