@@ -81,9 +81,12 @@ class EditsResult:
     def page(self) -> str:
         """The page."""
         counted = count_verdicts(self.rows)
+        refused = sum(bool(row.get("refused")) for row in self.rows)
+        not_made = f", {refused} of which could not be made" if refused else ""
         lead = (
-            f"{len(self.rows)} edits. Of the concepts to remove, the caption before names {counted['named before']}; "
-            f"{counted['went']} of these went. {counted['came']} of {counted['asked to come']} concepts came."
+            f"{len(self.rows)} edits{not_made}. Of the concepts to remove, the caption before names "
+            f"{counted['named before']}; {counted['went']} of these went. {counted['came']} of "
+            f"{counted['asked to come']} concepts came."
         )
         title = "The paper's fourteen edits" if self.about["paper"] else "Edits"
         scenes = "".join(_scene(list(group)) for _, group in groupby(self.rows, key=lambda row: row["scene"]))

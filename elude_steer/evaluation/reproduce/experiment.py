@@ -45,12 +45,11 @@ class Experiment:
 
     def methods(self, backbone: str) -> list[str]:
         """The rows of a backbone that are run; those that the paper does not have can be asked for by name."""
-        known = self.table.methods(backbone)
-        if self.name == "ablations":
-            return check_names(self.options.rows, known, "row")
-        own = [name for name in OWN_ROWS if self.name in ("interpretability", "generalization", "stability")]
-        own = [*own, *(["DPCiCNN (supervised)"] if own else [])]
-        return check_names(self.options.rows, (*known, *own), "row") if self.options.rows else list(known)
+        known = list(self.table.methods(backbone))
+        if self.name in ("interpretability", "generalization", "stability") and self.options.rows:
+            known += [*OWN_ROWS, "DPCiCNN (supervised)"]
+        chosen = check_names(self.options.rows, known, "row")
+        return [name for name in known if name in chosen]
 
     @cached_property
     def preset(self) -> Preset:

@@ -85,10 +85,10 @@ class ReproduceOptions:
 
     def count(self, source: Any, limit: int | None) -> int:
         """Number of images of a source."""
-        found = image_set(source).length
+        found = image_set(source, limit=limit).length
         if found is None:
             raise SpecError("`reproduce` reads its images several times, which a stream does not allow; give a folder.")
-        return min(found, limit or found)
+        return found
 
     def image_set(self, source: Any, spec: AtlasSpec, limit: int | None) -> ImageSet:
         """The images of a source, at most so many."""
