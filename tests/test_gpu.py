@@ -113,7 +113,8 @@ def test_device_map_gives_the_same_captions():
         require_device()
         images = [scene.image for scene in toyland.scenes(11, 16)]
         one, other = (Steerer.load("toyland", **{name: value}) for name, value in PLACES.items())
-        captions = [steerer.steer(images, minus=["dog"], force=True) for steerer in (one, other)]
+        plans = [steerer.plan(minus=["dog"], force=True) for steerer in (one, other)]
+        captions = [s.explain_each(images, plan) for s, plan in zip((one, other), plans, strict=True)]
         same = sum(a.caption == b.caption for a, b in zip(*captions, strict=True))
         saw(f"{same} of {len(images)} captions the same, placed on {other.vlm.device}")
         assert other.vlm.device.type == DEVICE.partition(":")[0]
