@@ -129,7 +129,7 @@ def test_judges(world, tmp_path):
 
 @slow
 def test_all_rows_of_the_main_table_take_what_was_predicted(world, tmp_path):
-    options = world.options(tmp_path / "work", changes=())
+    options = world.options(tmp_path / "work")
     result = reproduce("interpretability", options)
     assert len(result.rows) == 10
     assert 1 / 3 < result.hours["predicted"] / result.hours["measured"] < 3  # of a few seconds; see the guide for hours
