@@ -414,9 +414,10 @@ def judge(
     if as_json:
         click.echo(json.dumps(_replace_nan(asdict(result)), indent=2))
         return
-    order = sorted(result.rates, key=lambda name: -result.rates[name])
-    ranges = {name: " to ".join(f"{end:.1%}" for end in result.intervals[name]) for name in order}
-    rows = [(name, f"{result.rates[name]:.1%}", ranges[name]) for name in order]
+    decided = {name: rate for name, rate in result.rates.items() if rate == rate}
+    order = sorted(result.rates, key=lambda name: -decided.get(name, -1.0))
+    ranges = {name: " to ".join(f"{end:.1%}" for end in result.intervals[name]) for name in decided}
+    rows = [(name, f"{decided[name]:.1%}" if name in decided else "-", ranges.get(name, "-")) for name in order]
     print_table([("", "won", "95 %"), *rows], text_columns=1)
     for name, wrong in result.wrong.items():
         if wrong or result.missing[name]:

@@ -152,6 +152,34 @@ def check_tiny(folder, images):
     return ids
 
 
+def check_table(ids, folder, images):
+    """The head that a model of timm brings gives the accuracy of a table, and the classes of images without any."""
+    from dataclasses import replace
+
+    from elude_steer.evaluation.tables.run import run_table
+    from elude_steer.evaluation.tables.setup import TINY, TableSetup
+    from elude_steer.recipe_files import load_spec
+    from elude_steer.utils.yaml_schema import override
+
+    for number, image in enumerate(open_images(images, 24)):
+        path = folder / "classes" / str(number % 4) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    for recipe, id in ids.items():
+        spec = override(load_spec(recipe), [*SMALLER, f"model.id={id}"])
+        setup = TableSetup(spec, folder / "classes", folder / "classes", folder / f"{recipe}-table", TINY, threads=1)
+        names = ["raw units", "ELUDe (gap)", "topk SAE", "DPCiCNN (supervised)"]
+        rows = {row.method: row.measures for row in run_table(setup, names, [42])}
+        baseline = rows["raw units"]["baseline accuracy"]
+        for name in ("raw units", "ELUDe (gap)", "DPCiCNN (supervised)"):
+            assert rows[name]["R2"] > 1 - 1e-6 and rows[name]["accuracy"] == baseline, rows[name]
+        assert rows["topk SAE"]["R2"] < 0.999
+        unknown = replace(setup, classes={}, held_out_limit=12)  # the head's own answers are the classes
+        (row,) = run_table(unknown, ["DPCiCNN (supervised)"], [42])
+        assert "accuracy" not in row.measures and row.measures["R2"] > 1 - 1e-6
+        print(f"{recipe}: accuracy {baseline:.3f}, with TopK {rows['topk SAE']['accuracy']:.3f}")
+
+
 def check_registers(folder, images):
     """Registers come after CLS, or first without CLS: those positions of the input change with the registers."""
     from elude_steer.models.vision import load_timm
@@ -237,6 +265,7 @@ def main():
         torch.manual_seed(0)
         images = save_images(folder / "images", 40)
         ids = check_tiny(folder, images)
+        check_table(ids, folder, images)
         check_registers(folder, images)
         check_errors(ids, folder)
         if "--tiny" not in sys.argv:

@@ -1,5 +1,6 @@
 """Small randomly initialised models as the Hub stores them, and images for them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +333,22 @@ def _internvl():
     )  # fmt: skip
     images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4)
     return (InternVLForConditionalGeneration, config), (InternVLProcessor, images), {"image_seq_length": 4}
+
+
+def save_classifier(folder: Path, classes: Sequence[str]) -> Path:
+    """Save a small DINOv2 with a head for these classes, as `head`, and without it, as `backbone`."""
+    from transformers import Dinov2Config, Dinov2ForImageClassification
+    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7)
+    config.id2label = dict(enumerate(classes))
+    torch.manual_seed(0)
+    model = Dinov2ForImageClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.normal_()
+    model.save_pretrained(folder / "head")
+    model.dinov2.save_pretrained(folder / "backbone")
+    processor = BitImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    for name in ("head", "backbone"):
+        processor.save_pretrained(folder / name)
+    return folder

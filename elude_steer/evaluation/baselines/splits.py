@@ -16,9 +16,10 @@ from elude_steer.evaluation.baselines.dictionary import Dictionary
 from elude_steer.method.clustering import distances
 from elude_steer.method.contributions import cluster_means, contributions, representatives
 from elude_steer.method.layers import SubUnits, layer_parameters, sub_unit_parameters
-from elude_steer.method.splitting import random_memberships, split_unit
+from elude_steer.method.splitting import memberships, random_memberships, split_unit
 
 Split = Literal["random", "pure", "activations"]
+MARGIN = 0.5  # share of a class's contribution that every other class must stay below, for it to own an input
 MAX_WARD = 30_000  # instances of a unit whose distances, all pairs, Ward's method keeps in memory
 
 
@@ -87,10 +88,11 @@ def split_units(
 def split_by_class(name: str, layer: nn.Module, store: TokenStore, atlas: Atlas, classes: np.ndarray) -> Dictionary:
     """The units of an atlas, each divided by the classes of its strongest instances, as DPCiCNN does with labels.
 
-    A unit's most frequent classes take the place of clusters. A class owns the inputs at which its mean contribution
-    exceeds that of every other class by a margin, which is chosen as for ELUDe; all others go to a residual part, which
-    stands for no concept. A unit that the atlas splits gets at most as many parts as there, but no fewer than two
-    classes and a residual; without two classes among its instances it stays whole.
+    A unit's most frequent classes take the place of clusters. A class owns the inputs at which its mean contribution is
+    at least twice that of every other class; all other inputs go to a residual part, which stands for no concept. (The
+    margin of ELUDe, which is chosen by how well parts separate, would leave nothing to a residual.) A unit that the
+    atlas splits gets at most as many parts as there, but no fewer than two classes and a residual; without two classes
+    among its instances it stays whole.
 
     Args:
         name: the method's name.
@@ -116,9 +118,7 @@ def split_by_class(name: str, layer: nn.Module, store: TokenStore, atlas: Atlas,
             q = store.gather(own[labelled])
             labels = torch.from_numpy(np.searchsorted(numbers, classes[own[labelled]]))
             centres = representatives(contributions(q, weight[unit]), labels, torch.ones(len(q)), len(numbers))
-            means = cluster_means(q, labels, len(numbers))
-            owners = split_unit(centres, means, weight[unit], float(bias[unit]), winner_rule="winner").members
-            members.append(_with_residual(owners))
+            members.append(_with_residual(memberships(centres, MARGIN, "winner")))
     units = torch.repeat_interleave(torch.arange(len(weight)), torch.tensor([len(one) for one in members]))
     return from_members(name, layer, torch.cat(members), units)
 

@@ -10,6 +10,7 @@ import torch
 from elude_steer import toyland
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines import SAE_KINDS
+from elude_steer.evaluation.baselines import sae as sae_module
 from elude_steer.evaluation.baselines.sae import (
     Quality,
     Sae,
@@ -17,6 +18,7 @@ from elude_steer.evaluation.baselines.sae import (
     choose_best,
     from_sae,
     make_grid,
+    make_paper_grid,
     quality,
     train_sae,
     try_settings,
@@ -222,3 +224,44 @@ def test_an_sae_is_on_the_device_of_its_tokens():
         assert {tensor.device.type for tensor in (*sae.parameters(), *sae.buffers())} == {"meta"}
         if kind not in ("batch_topk", "matryoshka"):
             assert sae.encode(inputs).shape == (50, 8)
+
+
+@kinds
+def test_a_trained_sae_comes_back_from_its_file(kind):
+    inputs, targets = targets_of(kind, planted(tokens=300)[0])
+    trained = train_sae(spec_of(kind, epochs=1), inputs, targets)
+    loaded = Sae.from_state(trained.spec, trained.state_dict())
+    assert torch.equal(loaded.encode(inputs), trained.encode(inputs))
+    assert torch.equal(loaded.dictionary(), trained.dictionary()) and not loaded.training
+    assert quality(loaded, inputs, targets) == quality(trained, inputs, targets)
+
+
+def test_the_paper_revives_what_is_dead_in_the_batch():
+    """The term is the mean pre-activation of latents that fire for no token of the batch, times its weight."""
+    x, _ = planted(tokens=64)
+    sae = Sae(spec_of("topk", latents=200, active=2, dead_after=0, revive=0.5), x, x).train()
+    before, codes = sae(x)
+    dead = (codes == 0).all(0)
+    assert 0 < dead.sum() < 200
+    plain = (codes @ sae.dictionary() - (x - sae.target_mean) / sae.target_scale).square().mean()
+    loss, _ = sae_module._loss(sae, x, x, torch.zeros(200))
+    assert loss.item() == pytest.approx((plain - 0.5 * before[:, dead].mean()).item(), rel=1e-5)
+    sae.spec = replace(sae.spec, dead_after=50)  # nothing has been silent for so long
+    assert sae_module._loss(sae, x, x, torch.zeros(200))[0].item() == pytest.approx(plain.item(), rel=1e-5)
+
+
+def test_the_paper_s_grid_crosses_all_settings():
+    for kind, count in {"vanilla": 27, "jumprelu": 27, "transcoder": 27, "topk": 9, "archetypal": 9}.items():
+        grid = make_paper_grid(spec_of(kind))
+        assert len({tuple(spec.varied.values()) for spec in grid}) == len(grid) == count
+
+
+def test_many_tokens_are_summed_in_pieces(monkeypatch):
+    x, _ = planted(tokens=500)
+    whole = sae_module._centre_and_scale(x)
+    trained = train_sae(spec_of("topk", epochs=2), x)
+    measured = quality(trained, x)
+    monkeypatch.setattr(sae_module, "_PIECE", 64)
+    for one, other in zip(whole, sae_module._centre_and_scale(x), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6)
+    assert quality(trained, x).r2 == pytest.approx(measured.r2, rel=1e-6)

@@ -9,11 +9,21 @@ from elude_steer.evaluation.compare.methods import METHODS, SMALL, find_methods
 from elude_steer.evaluation.compare.run import Comparison
 from elude_steer.evaluation.compare.table import write_results
 
-NAMES = ("ELUDe (gap)", "raw units", "k-means on contributions", "topk SAE", "difference of means (supervised)")
+NAMES = (
+    "ELUDe (gap)",
+    "raw units",
+    "k-means on contributions",
+    "topk SAE",
+    "difference of means (supervised)",
+    "DPCiCNN (supervised)",
+)
 
 
 def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
     Comparison(tmp_path, SMALL)._check_work()
+    Comparison(tmp_path, SMALL)._check_work()
+    size = json.loads((tmp_path / "size.json").read_text())
+    (tmp_path / "size.json").write_text(json.dumps({**size, "methods": size["methods"][:-1]}))  # before one was added
     Comparison(tmp_path, SMALL)._check_work()
     with pytest.raises(SpecError, match=r"holds a comparison of another size.*; give another folder: --work"):
         Comparison(tmp_path).run()
@@ -78,6 +88,7 @@ def check_that_splits_are_faithful_and_have_as_many_parts_as_elude(rows):
     found = {(row["method"], row["seed"]): row for row in rows}
     for seed in SMALL.seeds:
         assert found["ELUDe (gap)", seed]["latents"] == found["k-means on contributions", seed]["latents"]
+        assert found["DPCiCNN (supervised)", seed]["R2"] == pytest.approx(1, abs=1e-9)
         assert found["topk SAE", seed]["latents"] == found["ELUDe (gap)", seed]["latents"]
         for name in ("ELUDe (gap)", "raw units", "k-means on contributions"):
             assert found[name, seed]["R2"] == pytest.approx(1, abs=1e-5)

@@ -1,13 +1,13 @@
 """A classifier on the backbone that an atlas splits."""
 
 import pytest
-import torch
 
 from elude_steer import toyland
 from elude_steer.atlas.build.pipeline import build
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.evaluate import evaluate
 from elude_steer.specs import AtlasSpec, ClustersSpec, LabelsSpec, ModelSpec, TokensSpec
+from tests.helpers.tiny import save_classifier
 
 PLACES = ("beach", "kitchen", "park")
 
@@ -15,22 +15,7 @@ PLACES = ("beach", "kitchen", "park")
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
     """A small DINOv2 with a head, an atlas of its backbone, and images in folders of their classes."""
-    from transformers import Dinov2Config, Dinov2ForImageClassification
-    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
-
-    folder = tmp_path_factory.mktemp("classified")
-    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7)
-    config.id2label = {0: "beach", 1: "kitchen, cook's room", 2: "park"}
-    torch.manual_seed(0)
-    model = Dinov2ForImageClassification(config)
-    with torch.no_grad():
-        model.classifier.weight.normal_()
-    size = {"height": 28, "width": 28}
-    processor = BitImageProcessorPil(size={"shortest_edge": 28}, crop_size=size)
-    model.save_pretrained(folder / "head")
-    model.dinov2.save_pretrained(folder / "backbone")
-    for name in ("head", "backbone"):
-        processor.save_pretrained(folder / name)
+    folder = save_classifier(tmp_path_factory.mktemp("classified"), ("beach", "kitchen, cook's room", "park"))
     for number, scene in enumerate(toyland.scenes(5, 30)):
         path = folder / "images" / PLACES[number % 3] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Judges behind a small server that behaves, and misbehaves, as real ones do."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -95,14 +96,33 @@ def test_the_order_of_grids_does_not_matter_and_nothing_is_asked_twice(tmp_path)
     ranking = rank_methods(judges, pairs(4), found)
     assert ranking.rates == {"elude": 1.0, "raw": 0.0}
     assert ranking.intervals["elude"] == (1.0, 1.0)
-    assert (ranking.presentations, ranking.ties) == (8, 0)
+    assert (ranking.pairs, ranking.ties) == (4, 0)
 
 
 def test_a_judge_that_always_chooses_a_favours_no_method(tmp_path):
     with Server(lambda *_: answer("A")) as server:
         judges = [Judge("one", server.url)]
         ranking = rank_methods(judges, pairs(5), ask_judges(judges, pairs(5), tmp_path))
-    assert ranking.rates == {"elude": 0.5, "raw": 0.5}
+    assert (ranking.pairs, ranking.ties) == (5, 5)
+    assert all(math.isnan(rate) for rate in ranking.rates.values())
+
+
+def test_a_pair_goes_to_the_method_that_most_answers_name_over_both_presentations():
+    """Three judges cannot tie in one presentation; what counts is all six answers about a pair."""
+    won = [
+        [("a", "a"), ("a", "b"), ("b", "b")],  # a tie: three answers each
+        [("a", "a"), ("a", "b"), ("a", "b")],  # four answers for a
+        [("b", "b"), ("a", "b"), (None, "b")],  # four for b
+    ]
+    shown = [Pair("a", "b", (grid("red"), grid("blue")))] * 3
+    answers = [
+        Answer(f"judge {j}", number, bool(swapped), winner, "")
+        for number, judges in enumerate(won)
+        for j, pair in enumerate(judges)
+        for swapped, winner in enumerate(pair)
+    ]
+    ranking = rank_methods([Judge(f"judge {j}", "") for j in range(3)], shown, answers)
+    assert (ranking.pairs, ranking.ties, ranking.rates) == (3, 1, {"a": 0.5, "b": 0.5})
 
 
 def test_slow_replies_and_temporary_failures_are_waited_for(tmp_path):
@@ -252,7 +272,7 @@ def test_ties_count_for_no_method(tmp_path):
     with Server(reply) as server:
         judges = [Judge("one", server.url), Judge("two", server.url)]
         ranking = rank_methods(judges, pairs(3), ask_judges(judges, pairs(3), tmp_path))
-    assert ranking.ties == 6
+    assert ranking.ties == 3
     assert all(rate != rate for rate in ranking.rates.values())  # no method played
 
 

@@ -22,6 +22,7 @@ from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.models.images import open_image
 from elude_steer.models.vision import Tower
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, TokensSpec
+from tests.helpers.tiny import save_classifier
 
 PLACES = ("beach", "kitchen", "park")
 SPLITS = ("ELUDe (gap)", "ELUDe (unique)", "random split", "k-means on contributions", "clusters of activations")
@@ -30,22 +31,7 @@ SPLITS = ("ELUDe (gap)", "ELUDe (unique)", "random split", "k-means on contribut
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A small DINOv2 with and without a head, and images in folders of their classes."""
-    from transformers import Dinov2Config, Dinov2ForImageClassification
-    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
-
-    folder = tmp_path_factory.mktemp("world")
-    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7)
-    config.id2label = dict(enumerate(PLACES))
-    torch.manual_seed(0)
-    model = Dinov2ForImageClassification(config)
-    with torch.no_grad():
-        model.classifier.weight.normal_()
-    size = {"height": 28, "width": 28}
-    processor = BitImageProcessorPil(size={"shortest_edge": 28}, crop_size=size)
-    model.save_pretrained(folder / "head")
-    model.dinov2.save_pretrained(folder / "backbone")
-    for name in ("head", "backbone"):
-        processor.save_pretrained(folder / name)
+    folder = save_classifier(tmp_path_factory.mktemp("world"), PLACES)
     for split, seed in (("train", 5), ("val", 6)):
         for number, scene in enumerate(toyland.scenes(seed, 24)):
             path = folder / split / PLACES[number % 3] / f"{number}.png"
