@@ -122,7 +122,9 @@ def test_a_brief_dump_of_every_shipped_recipe_reads_back():
 
 def test_every_large_build_gives_its_command_and_says_that_we_have_not_run_it():
     shipped = [item for item in list_recipes() if item.kind == "atlases"]
-    assert [item.name for item in shipped] == sorted([*PAPER, "llava-onevision-0.5b", "llava-onevision-0.5b-unique", "toyland"])
+    assert [item.name for item in shipped] == sorted(
+        [*PAPER, "llava-onevision-0.5b", "llava-onevision-0.5b-unique", "toyland"]
+    )
     for item in shipped:
         text = item.path.read_text(encoding="utf-8")
         assert f"#   elude-steer build {'' if item.name == 'toyland' else 'recipes/atlases/'}{item.name}" in text

@@ -38,6 +38,7 @@ COMPARE = ("--work", "{out}", "--out", "{out}-2", "--small", "--processes", "1",
 TABLES = ("--limit", "4", "--held-out-limit", "4", "--work", "{out}", "--out", "{out}-2", "--method", "raw units")
 BENCHMARK = ("--minus", "dog", "--limit", "2", "--no-controls", "--work", "{out}")
 BENCHMARKS = {**dict.fromkeys(("absent", "chair", "side-effects"), BENCHMARK), "pope": (*BENCHMARK, "--per-image", "1")}
+REPRODUCE = ("--images", "toyland:7", "--limit", "8", "--preset", "tiny", "--work", "{out}", "--out", "{out}-2")
 JUDGE = ("--judge", "nobody@http://127.0.0.1:9/v1")
 
 # command -> attacks; of each the arguments, which the stranger's files are part of. `{out}` is a new folder.
@@ -85,6 +86,11 @@ WALK = {
         "option": lambda s: ("toyland-dog", "{out}", "--set", "mode=scale", "--set", "nu=all", "--model", s.model()),
     },
     "judge": {"model": lambda s: (s.atlas(model=s.model()), *IMAGES, "--limit", "9", *JUDGE, "--yes")},
+    "reproduce": {
+        "option": lambda s: ("interpretability", "--backbones", f"dinov2-base-layer12={s.model()}", *REPRODUCE),
+        "model": lambda s: ("steering", "--recipe", s.recipe(model=s.model()), *REPRODUCE),
+        "matcher": lambda s: ("steering", "--recipe", s.recipe(matcher=s.matcher()), *REPRODUCE),
+    },
     "run": {
         "model": lambda s: (s.recipe(model=s.model()),),
         "matcher": lambda s: (s.recipe(matcher=s.matcher()),),

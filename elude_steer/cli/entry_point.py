@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "recipes": ("inspect", "List, show, copy and check recipes."),
     "reproduce": (
-        "reproduce",
+        "reproduce.command",
         "Run a table of the paper, or its fourteen edits, and show the paper's numbers beside yours.",
     ),
     "run": (

@@ -186,6 +186,11 @@ def _words_only_in(one: str, other: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in map(_plain, one.split()) if word not in ignored))
 
 
+def content_words(text: str) -> tuple[str, ...]:
+    """The words of a text, each once and in lower case, without function words."""
+    return _words_only_in(text, "")
+
+
 def _plain(word: str) -> str:
     return re.sub(r"^\W+|\W+$", "", word.lower())
 

@@ -89,6 +89,26 @@ MISTAKES = [
         "--model is for one atlas, not for toyland, second; choose one: --atlas toyland.",
     ),
     ("toyland draw made", "'made' already exists and is not an empty folder"),
+    ("reproduce interpretability", "a table needs images to learn from: --images FOLDER"),
+    ("reproduce interpretability --images nowhere", "there is no folder or file 'nowhere' with images"),
+    (
+        "reproduce interpretability --images made --backbones dinov2",
+        "there is no backbone 'dinov2' here; there are",
+    ),
+    ("reproduce stability --images made --rows nosuch", "there is no row 'nosuch' here; there are vanilla SAE"),
+    ("reproduce stability --images made --seeds a", "--seeds is 'a'; write numbers: --seeds 42,123"),
+    ("reproduce stability --images made --head x", "--head is 'x'; write the name of a backbone and a model"),
+    ("reproduce stability --images made --set clusters.nosuch=1", "no such key in clusters"),
+    ("reproduce judge --images made", "`reproduce judge` needs judges: --judge MODEL@URL"),
+    ("reproduce stability --images made --scenes made", "--scenes belongs to `reproduce steering`"),
+    ("reproduce stability --images made --backbones dinov2-base-layer12=./nosuch", "there is no folder './nosuch'"),
+    ("reproduce steering", "these edits need images that do not come with the package (dog.jpg: a black dog"),
+    ("reproduce steering --scenes nowhere", "there is no folder or file 'nowhere' with the images of the edits"),
+    (
+        "reproduce steering --recipe photo-cat --rows photo-cat-9",
+        "there is no row 'photo-cat-9'; there are",
+    ),
+    ("reproduce steering --recipe photo-cat --out no/such/out", "there is no folder"),
     ("recipes copy toyland-dog x.txt", "'x.txt' does not end in .yaml or .yml"),
 ]
 PROGRAM = """

@@ -144,12 +144,13 @@ def judge_caption(step: StepSpec, baseline: str, caption: str) -> dict[str, Any]
 
     Returns:
         `gone`: minus word -> `went`, `stayed`, or `was not named`; `came`: whether one of the new words came, None
-        if none was asked for.
+        if none was asked for; `kept`: how many other words of the caption before are still there, and of how many.
 
     Example:
         >>> judge_caption(StepSpec(minus=("dog",)), "a dog on a chair", "a chair")["gone"]
         {'dog': 'went'}
     """
+    from elude_steer.steering.result import content_words
     from elude_steer.steering.run_recipe import says
 
     gone = {}
@@ -158,11 +159,13 @@ def judge_caption(step: StepSpec, baseline: str, caption: str) -> dict[str, Any]
         gone[word] = "stayed" if after else "went" if before else "was not named"
     new = tuple(dict.fromkeys([*step.plus, *(step.expect.new if step.plus else ())]))
     came = None if not new else any(says(caption, word) and not says(baseline, word) for word in new)
-    return {"gone": gone, "came": came}
+    others = [word for word in content_words(baseline) if not any(says(word, gone_word) for gone_word in step.minus)]
+    kept = sum(word in content_words(caption) for word in others)
+    return {"gone": gone, "came": came, "kept": [kept, len(others)]}
 
 
 def count_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many removed concepts were named before, how many of these went, and how often a new one came."""
+    """Over all rows: removed concepts that were named before, and that went; new ones that came; words that stayed."""
     gone = [state for row in rows for state in row["verdict"]["gone"].values()]
     came = [row["verdict"]["came"] for row in rows if row["verdict"]["came"] is not None]
     return {
@@ -171,4 +174,6 @@ def count_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "stayed": gone.count("stayed"),
         "asked to come": len(came),
         "came": sum(came),
+        "other words": sum(row["verdict"]["kept"][1] for row in rows),
+        "kept": sum(row["verdict"]["kept"][0] for row in rows),
     }

@@ -20,6 +20,7 @@ article { border-top: 2px solid #8888; margin-top: 32px; padding-top: 18px }
 .scene { display: grid; grid-template-columns: 260px minmax(0, 1fr); gap: 28px; align-items: start }
 .edit { display: grid; grid-template-columns: minmax(0, 1fr) auto; gap: 4px 24px; padding: 14px 0;
   border-top: 1px solid #8884 } .edit:first-child { border-top: 0; padding-top: 0 }
+.scene > * { min-width: 0; overflow-wrap: anywhere }
 .edit h3 { font-size: 16px; margin: 0 0 4px } .maps { display: flex; gap: 8px } figure { margin: 0 }
 figcaption { font-size: 12px; opacity: .8 } .maps img { width: 150px }
 .yes { color: #14713d } .no { color: #b3261e } .state { font-weight: 600; margin-right: 14px }
@@ -62,13 +63,14 @@ class EditsResult:
 
     def text(self) -> list[list[str]]:
         """The table as text: a header, the captions before, and a line for each edit."""
-        lines = [["row", "edit", "settings", "went", "came", "caption"]]
+        lines = [["row", "edit", "settings", "went", "came", "kept", "caption"]]
         for _, group in groupby(self.rows, key=lambda row: row["scene"]):
             for number, row in enumerate(group):
                 if number == 0:
-                    lines.append([row["scene"], "", "", "", "", row["baseline"]])
+                    lines.append([row["scene"], "", "", "", "", "", row["baseline"]])
                 gone, came = describe_verdict(row["verdict"])
-                lines.append([row["row"], row["edit"], row["settings"], gone, came, row["caption"]])
+                kept = "{} of {}".format(*row["verdict"]["kept"])
+                lines.append([row["row"], row["edit"], row["settings"], gone, came, kept, row["caption"]])
         return lines
 
     def save(self, folder: Path) -> Path:
@@ -81,9 +83,13 @@ class EditsResult:
     def page(self) -> str:
         """The page."""
         counted = count_verdicts(self.rows)
+        refused = sum(bool(row.get("refused")) for row in self.rows)
+        not_made = f", {refused} of which could not be made" if refused else ""
         lead = (
-            f"{len(self.rows)} edits. Of the concepts to remove, the caption before names {counted['named before']}; "
-            f"{counted['went']} of these went. {counted['came']} of {counted['asked to come']} concepts came."
+            f"{len(self.rows)} edits{not_made}. Of the concepts to remove, the caption before names "
+            f"{counted['named before']}; {counted['went']} of these went. {counted['came']} of "
+            f"{counted['asked to come']} concepts came. Of the other words of the captions before, "
+            f"{counted['kept']} of {counted['other words']} are still there."
         )
         title = "The paper's fourteen edits" if self.about["paper"] else "Edits"
         scenes = "".join(_scene(list(group)) for _, group in groupby(self.rows, key=lambda row: row["scene"]))
@@ -91,7 +97,8 @@ class EditsResult:
             f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>"
             '<p class="soft">Words that are gone are struck through, new ones are green. The maps show where the '
             "sub-units of a word fire; patches that were changed are framed. A concept went if the caption named it "
-            "before and does not now; it came if the caption names it now and did not before. Settings in brackets are "
+            "before and does not now; it came if the caption names it now and did not before. "
+            "Words such as a, on and is do not count as kept. Settings in brackets are "
             "(alpha, gamma, kappa, nu).</p>"
             f"{show_notes(self.notes)}{scenes}{show_hours(self.hours)}{show_about(self.about)}"
         )
@@ -135,6 +142,7 @@ def _edit(row: Mapping[str, Any]) -> str:
         states += (
             f'<span class="state {"yes" if came else "no"}">{escape(words)} {"came" if came else "did not come"}</span>'
         )
+    states += '<span class="soft">{} of {} other words kept</span>'.format(*row["verdict"]["kept"])
     paper = f'<p class="soft">paper: {escape(row["paper"]["caption"])}</p>' if row["paper"] else ""
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in row["notes"])
     return (

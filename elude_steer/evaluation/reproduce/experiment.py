@@ -8,7 +8,7 @@ from functools import cached_property
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
-from elude_steer.evaluation.reproduce.options import ReproduceOptions, check_names
+from elude_steer.evaluation.reproduce.options import ReproduceOptions, find_backbones, find_rows
 from elude_steer.evaluation.reproduce.paper import AS_IT_IS, PaperTable, read_table
 from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
 from elude_steer.recipe_files import load_spec
@@ -18,7 +18,6 @@ NAMES = ("steering", "interpretability", "generalization", "ablations", "stabili
 ELUDE = "ELUDe (unique)"
 RAW = "raw units"  # the paper's "backbone only"
 UMAP = "32"  # dimensions; the paper does not say how many
-OWN_ROWS = ("ELUDe (gap)", "random split", "k-means on contributions", "clusters of activations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +40,11 @@ class Experiment:
     @cached_property
     def backbones(self) -> list[str]:
         """The recipes that are run."""
-        return check_names(list(self.options.backbones), self.table.backbones, "backbone")
+        return find_backbones(self.name, self.options)
 
     def methods(self, backbone: str) -> list[str]:
-        """The rows of a backbone that are run; those that the paper does not have can be asked for by name."""
-        known = self.table.methods(backbone)
-        if self.name == "ablations":
-            return check_names(self.options.rows, known, "row")
-        own = [name for name in OWN_ROWS if self.name in ("interpretability", "generalization", "stability")]
-        own = [*own, *(["DPCiCNN (supervised)"] if own else [])]
-        return check_names(self.options.rows, (*known, *own), "row") if self.options.rows else list(known)
+        """The rows of a backbone that are run, in the paper's order."""
+        return find_rows(self.name, backbone, self.options)
 
     @cached_property
     def preset(self) -> Preset:

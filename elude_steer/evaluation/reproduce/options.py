@@ -1,4 +1,7 @@
-"""What `reproduce` is asked to run, and how a recipe is adapted to a smaller budget and other checkpoints."""
+"""What `reproduce` is asked to run, and how a recipe is adapted to a smaller budget and other checkpoints.
+
+Nothing here loads torch before an image set is counted, so that wrong names are refused at once.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from elude_steer.atlas.build.sizes import MIN_TOP_K, SMALLEST, tokens_per_image
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.reproduce.paper import read_table
 from elude_steer.models.images import ImageSet, image_set
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils.yaml_schema import override
@@ -85,10 +88,10 @@ class ReproduceOptions:
 
     def count(self, source: Any, limit: int | None) -> int:
         """Number of images of a source."""
-        found = image_set(source).length
+        found = image_set(source, limit=limit).length
         if found is None:
             raise SpecError("`reproduce` reads its images several times, which a stream does not allow; give a folder.")
-        return min(found, limit or found)
+        return found
 
     def image_set(self, source: Any, spec: AtlasSpec, limit: int | None) -> ImageSet:
         """The images of a source, at most so many."""
@@ -109,6 +112,8 @@ class ReproduceOptions:
 
 def scale_sizes(spec: AtlasSpec, images: int) -> AtlasSpec:
     """The sizes of a recipe for fewer images: the paper's shares of instances, as far as there are enough."""
+    from elude_steer.atlas.build.sizes import MIN_TOP_K, SMALLEST, tokens_per_image
+
     per_image = max(int(spec.tokens.per_image) if spec.tokens.per_image != "auto" else 2, tokens_per_image(images))
     instances = per_image * images
     if instances >= PAPER_INSTANCES or spec.clusters.top_k == "auto" or spec.clusters.min_cluster_size == "auto":
@@ -129,3 +134,27 @@ def check_names(given: Sequence[str], known: Sequence[str], what: str) -> list[s
         if name not in known:
             raise SpecError(f"there is no {what} '{name}' here; there are {', '.join(known)}.")
     return list(given) or list(known)
+
+
+# Rows that the paper's tables do not have and that can be asked for.
+MORE_ROWS = (
+    "ELUDe (gap)",
+    "random split",
+    "k-means on contributions",
+    "clusters of activations",
+    "DPCiCNN (supervised)",
+)
+
+
+def find_backbones(name: str, options: ReproduceOptions) -> list[str]:
+    """The recipes of a table that are run; raises for one that it does not have."""
+    return check_names(list(options.backbones), read_table(name).backbones, "backbone")
+
+
+def find_rows(name: str, backbone: str, options: ReproduceOptions) -> list[str]:
+    """The rows of a backbone that are run, in the paper's order; raises for one that there is not."""
+    known = list(read_table(name).methods(backbone))
+    if options.rows and name in ("interpretability", "generalization", "stability"):
+        known += MORE_ROWS
+    chosen = check_names(options.rows, known, "row")
+    return [row for row in known if row in chosen]

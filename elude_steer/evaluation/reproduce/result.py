@@ -156,7 +156,7 @@ def show_hours(hours: Mapping[str, Any]) -> str:
     )
     total = (
         f"Predicted {format_time(3600 * hours['predicted'])}, measured {format_time(3600 * hours['measured'])}"
-        f" ({hours['unit']}); {format_time(3600 * hours['clock'])} by the clock."
+        f"{' of one core' if hours['unit'] == 'CPU hours' else ''}; {format_time(3600 * hours['clock'])} by the clock."
     )
     return (
         f'<section id="hours"><h2>What it took</h2><p>{escape(total)}</p><details><summary>every piece</summary><table>'

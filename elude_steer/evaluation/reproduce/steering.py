@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.pipeline import build
 from elude_steer.atlas.manifest import find_atlas
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.reproduce.edits import PAPER_RECIPES, Edit, judge_caption
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.models.images import open_image
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
+from elude_steer.steering.plan import Plan
 from elude_steer.steering.result import SteeredCaption, mark_changes
 from elude_steer.steering.run_recipe import step_settings
 from elude_steer.steering.steerer import Steerer
@@ -69,7 +71,6 @@ def run_edits(
             group = [edit for edit in own if images[edit.row] == path]
             with ledger.count(f"captions of {group[0].scene}"):
                 rows += _run_group(steerers, atlas, group, path, options)
-            options.log(f"{group[0].scene}: {len(group)} edit{'s' * (len(group) > 1)}")
     order = {edit.row: number for number, edit in enumerate(edits)}
     return sorted(rows, key=lambda row: order[row["row"]])
 
@@ -123,18 +124,50 @@ def _run_group(
     """The edits of one image; those that are not there yet are made together."""
     paths = {edit.row: _row_path(edit, atlas, image, options) for edit in edits}
     missing = [edit for edit in edits if not paths[edit.row].exists()]
+    edits_by_name = {edit.row: edit for edit in missing}
     if missing:
         steerer, recipe = steerers.find(atlas), missing[0].recipe
-        plans = [
-            steerer.plan(minus=e.step.minus, plus=e.step.plus, where=e.step.region, **step_settings(e.step))
-            for e in missing
-        ]
+        plans, refused = _make_plans(steerer, missing)
         opened = open_image(image)
-        results = steerer.explain_all(opened, plans, prompt=recipe.prompt, max_new_tokens=recipe.max_new_tokens)
-        for edit, result in zip(missing, results, strict=True):
-            text = json.dumps(_as_row(edit, result), indent=1)
-            write_file(paths[edit.row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        options.log(f"{missing[0].scene}: {len(missing)} edit{'s' * (len(missing) > 1)}")
+        bare = [steerer.plan()] if refused and not plans else []
+        results = steerer.explain_all(
+            opened,
+            [*(plan for plan, _ in plans.values()), *bare],
+            prompt=recipe.prompt,
+            max_new_tokens=recipe.max_new_tokens,
+        )
+        found: dict[str, Row] = {}
+        for (row, (_, notes)), result in zip(plans.items(), results, strict=False):
+            found[row] = _as_row(edits_by_name[row], replace(result, notes=(*notes, *result.notes)))
+        for row, cause in refused.items():
+            found[row] = _as_refused(edits_by_name[row], results[0], cause)
+        for row, content in found.items():
+            text = json.dumps(content, indent=1)
+            write_file(paths[row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
     return [read_json(paths[edit.row]) for edit in edits]
+
+
+def _make_plans(
+    steerer: Steerer[Atlas], edits: Sequence[Edit]
+) -> tuple[dict[str, tuple[Plan, Sequence[str]]], dict[str, str]]:
+    """The plan of each row with notes on it, and why rows have none: their words may be unknown to the atlas."""
+    plans, refused = dict[str, tuple[Plan, Sequence[str]]](), dict[str, str]()
+    for edit in edits:
+        step = edit.step
+        try:
+            settings = step_settings(step)
+            plans[edit.row] = steerer.prepare_plan(step.minus, step.plus, step.region, settings)
+        except SpecError as error:
+            refused[edit.row] = str(error)
+    return plans, refused
+
+
+def _as_refused(edit: Edit, result: SteeredCaption, cause: str) -> Row:
+    """A row that could not be made; its caption is the one before."""
+    baseline = result.baseline or ""
+    row = _as_row(edit, replace(result, caption=baseline, maps={}, seen={}, notes=(f"Not made: {cause}",)))
+    return {**row, "refused": True}
 
 
 def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) -> Path:

@@ -12,7 +12,7 @@ from tests.models.test_vision_backbones import DINOV2_NAMES, DINOV2_PREPROCESSOR
 SIDE = 56  # pixels: 4 x 4 patches and CLS
 SMALL = ("tokens.per_image=8", "clusters.top_k=100", "clusters.min_cluster_size=6")
 # The labeller and matcher of toyland stand for the large ones, which are not at hand.
-LABELS = ("labels.scorer=toyland/labeller", "labels.vocabulary=toyland", "labels.dtype=float32")
+LABELS = ("labels.scorer=toyland/labeller", "labels.vocabulary=toyland", "labels.top_k=24")
 MATCHER = ("matcher.id=toyland/matcher", "matcher.trust_remote_code=false")
 
 
@@ -36,7 +36,9 @@ class World:
         """The options of the paper's edits on the tiny model."""
         given = {"backbones": {"llava-onevision-0.5b-unique": str(self.llava)}, "preset": "tiny", **more}
         changes = (*SMALL, *LABELS, *MATCHER)
-        return ReproduceOptions(str(self.train), work=work, scenes=str(self.scenes), changes=changes, threads=1, **given)
+        return ReproduceOptions(
+            str(self.train), work=work, scenes=str(self.scenes), changes=changes, threads=1, **given
+        )
 
 
 @pytest.fixture(scope="session")

@@ -74,9 +74,12 @@ def test_a_mapping_is_relative_to_its_file(tmp_path):
 def test_verdicts():
     step = StepSpec(minus=("dog", "ball"), plus=("cat",))
     verdict = judge_caption(step, "a dog in a park", "a Cat, and a dog-like thing")
-    assert verdict == {"gone": {"dog": "went", "ball": "was not named"}, "came": True}
+    assert verdict == {"gone": {"dog": "went", "ball": "was not named"}, "came": True, "kept": [0, 1]}
     stayed = judge_caption(step, "a dog and a cat", "a dog and a cat")
-    assert stayed == {"gone": {"dog": "stayed", "ball": "was not named"}, "came": False}
+    assert stayed == {"gone": {"dog": "stayed", "ball": "was not named"}, "came": False, "kept": [1, 1]}
     assert judge_caption(StepSpec(minus=("dog",)), "a dog", "a chair")["came"] is None
     counted = count_verdicts([{"verdict": verdict}, {"verdict": stayed}])
-    assert counted == {"named before": 2, "went": 1, "stayed": 1, "asked to come": 2, "came": 1}
+    assert counted == {"named before": 2, "went": 1, "stayed": 1, "asked to come": 2, "came": 1} | {
+        "other words": 2,
+        "kept": 1,
+    }
