@@ -107,7 +107,7 @@ def literal(steerer, q, plan, image):
         return sum(float(weights[s]) * activation(s) for s in range(len(atlas))) + float(calibration.bias[row])
 
     def is_seen(row, settings):
-        strongest = read(row).flatten().sort(descending=True).values[: max(3, tiles * patches // 20)].mean()
+        strongest = read(row).flatten().sort(descending=True).values[:3].mean()
         low, high = calibration.levels[row].double()
         return settings.force or float((strongest - low) / (high - low)) >= settings.seen
 
@@ -118,8 +118,25 @@ def literal(steerer, q, plan, image):
         minus = [one for one in plan.concepts if one.role == "minus"]
         found = minus[placed.index(concept)] if concept.role == "plus" else concept
         readings, settings = read(found.detector.row), found.settings
-        inside = readings >= settings.fit * readings.max() if settings.fit else torch.ones_like(readings).bool()
-        return inside & is_seen(found.detector.row, settings)
+        if not settings.fit:
+            return torch.ones_like(readings).bool() & is_seen(found.detector.row, settings)
+        inside = readings >= settings.fit * readings.max()
+        return grow(inside & (readings >= 0.6 * readings.max()), inside) & is_seen(found.detector.row, settings)
+
+    def grow(cores, inside):
+        """All patches inside that a walk from a core reaches, from patch to patch, also by the corners."""
+        rows, columns = steerer.vlm.patch_shape
+        reached, open_ends = torch.zeros_like(inside), cores.nonzero().tolist()
+        while open_ends:
+            tile, patch = open_ends.pop()
+            if reached[tile, patch]:
+                continue
+            reached[tile, patch] = True
+            row, column = divmod(patch, columns)
+            around = [(row + y, column + x) for y in (-1, 0, 1) for x in (-1, 0, 1)]
+            near = [y * columns + x for y, x in around if 0 <= y < rows and 0 <= x < columns]
+            open_ends += [[tile, other] for other in near if inside[tile, other]]
+        return reached
 
     placed = [c for c in plan.concepts if c.role == "plus" and c.settings.mode == "place"]
     for concept in plan.concepts:

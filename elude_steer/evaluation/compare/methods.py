@@ -42,9 +42,14 @@ class Size:
     runs: int = 3
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values under the keys of size.json, which never change: existing work folders must be recognised."""
+        """Plain values under the keys of size.json, which never change: existing work folders must be recognised.
+
+        Files of edits have the number of edited scenes in their names, so it is not among them.
+        """
         keys = {"images": "pictures", "ms_scenes": "many", "tuning_scenes": "tuning", "grid_values": "grid"}
-        return {keys.get(name, name): value for name, value in asdict(self).items()}
+        values = {keys.get(name, name): value for name, value in asdict(self).items()}
+        del values["edited_scenes"]
+        return values
 
 
 SMALL = Size(

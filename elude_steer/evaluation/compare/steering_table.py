@@ -46,8 +46,8 @@ def _explanation(edited: Mapping[str, Rows], size: Size) -> list[str]:
         "kept, nothing invented, a sentence, nothing named twice. Absent: captions that change, and should not, when "
         "an object is removed that is not there, with the same settings.",
         f"- Every method tries the same settings ({tried}) and takes the one with most clean edits on "
-        f"{size.tuning_scenes} other scenes. A setting with * lies on the border of the grid, so a better one may lie "
-        "outside.",
+        f"{size.tuning_scenes} other scenes: all are tried on a third of these scenes, the better quarter on all. A "
+        "setting with * lies on the border of the grid, so a better one may lie outside.",
         "- `place`: the detectors and directions of all methods are found by the same code, from the same scenes; "
         "detectors read the method's latents, and the regions that they find give the directions. With supervised "
         "directions, the detectors stay and the stream's part is the same for all: the mean stream of the patches that "
