@@ -26,7 +26,7 @@ from torch import nn
 
 from elude_steer.errors import LayerError, did_you_mean, type_with_article
 from elude_steer.method.layers import is_linear
-from elude_steer.models.compiled import Opaque, called_attribute
+from elude_steer.models.execution.compiled import Opaque, called_attribute
 
 
 class _StopForward(BaseException):
@@ -113,10 +113,8 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
     recorded = Record()
 
     def compute(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if argument is not None:
-            value = kwargs[argument]
-        else:
-            value = args[0] if args else next(iter(kwargs.values()))
+        first = args[0] if args else next(iter(kwargs.values()))
+        value = first if argument is None else kwargs[argument]
         recorded.inputs.append(value.detach())
         if stop:
             raise _StopForward(recorded)
@@ -167,7 +165,7 @@ def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str 
     Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only for calls
     from inside and is undone at the end. A method that others have replaced before (accelerate does) becomes
     `original` and comes back. A module that is compiled stays compiled, as does the model around it; see
-    `models/compiled.py`.
+    `models/execution/compiled.py`.
     """
     attribute = called_attribute(module, method)
     with _scope() as scope:
