@@ -34,9 +34,9 @@ def check_quantizer(name: str | None) -> None:
 
 
 def import_bitsandbytes(trust_remote_code: bool) -> None:
-    """Import bitsandbytes; without permission, it gets no kernel from the Hub, which is code.
+    """Import bitsandbytes; without permission, it gets no kernel of the Hub, which is code.
 
-    On some CPUs it downloads one and runs it. It does so while it is imported, and does without where the package `kernels` is missing.
+    On some CPUs it downloads one and runs it while it is imported, and does without if `kernels` is missing.
     """
     if not optional.is_installed("bitsandbytes") or "bitsandbytes" in sys.modules:
         return
