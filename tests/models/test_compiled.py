@@ -1,4 +1,4 @@
-"""Edits in compiled models. The backend `eager` compiles in Python alone; what it shows does not depend on the kernels."""
+"""Edits in compiled models. The backend `eager` runs no compiler: the graphs are the same, whatever makes code of them."""
 
 import pytest
 import torch
