@@ -1,4 +1,4 @@
-"""Edits in compiled models. The backend `eager` runs no compiler: the graphs are the same, whatever makes code of them."""
+"""Edits in compiled models. The backend `eager` runs no compiler of kernels: the graphs are the same."""
 
 import pytest
 import torch

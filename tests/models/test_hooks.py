@@ -804,3 +804,14 @@ def test_a_deep_copy_keeps_no_change(model, x):
     with torch.no_grad():
         copied.fc2.bias += 1
     assert torch.allclose(copied(x), expected + 1) and torch.equal(model(x), expected)
+
+
+def test_recording_inside_a_change_records_and_keeps_the_change(model, x):
+    layer = model.get_submodule("fc2") if hasattr(model, "fc2") else next(m for m in model if isinstance(m, nn.Linear))
+    with replace_forward(layer, lambda original, x: original(x) + 1):
+        expected = model(x)
+        with record(layer, stop=False) as recorded, watch_inputs(layer, lambda kwargs: None):
+            assert torch.equal(model(x), expected)
+        with record_output(layer) as outputs:
+            model(x)
+    assert torch.equal(outputs[0], layer(recorded.input) + 1)
