@@ -32,9 +32,11 @@ class RowsInMemory:
         self.table = torch.zeros(rows, width)
 
     def write(self, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        """Write rows."""
         self.table[numbers] = values
 
     def read(self, start: int, stop: int) -> torch.Tensor:
+        """Read rows."""
         return self.table[start:stop]
 
 

@@ -2,13 +2,14 @@
 
     python demos/benchmarks/paper_scale_unit.py [--instances 400000] [--level medium] [--work FOLDER] [--json OUT]
 
-The unit has 400,000 instances of 4,304 inputs with planted clusters, as `fast_clustering.py` plants them: eight concepts
-of unequal size with overlapping supports, sparse background, and 30 % noise that has all marginals of the data and none
-of its joint structure. They are written to a token store as a build writes it (float16, 3.4 GB of disk). A new process
-then opens the store and finds the unit's clusters and their representatives, as a build does with `clusters.backend:
-fast` and the paper's min_cluster_size of 1,000. Its peak memory counts everything the process holds: imports, and the
-pages of the store that are mapped at the time. CPU seconds count all threads; on a busy machine they say more than the
-clock. With `--chunks`, the unit is clustered once more in pieces of another size, and all results must be the same bits.
+The unit has 400,000 instances of 4,304 inputs with planted clusters, as `fast_clustering.py` plants them: eight
+concepts of unequal size with overlapping supports, sparse background, and 30 % noise that has all marginals of the data
+and none of its joint structure. They are written to a token store as a build writes it (float16, 3.4 GB of disk). A new
+process then opens the store and finds the unit's clusters and their representatives, as a build does with
+`clusters.backend: fast` and the paper's min_cluster_size of 1,000. Its peak memory counts everything that the process
+holds: imports, and the pages of the store that are mapped at the time. CPU seconds count all threads; on a busy machine
+they say more than the clock. With `--chunks`, the unit is clustered once more in pieces of another size, and the
+results must be the same bits.
 """
 
 import argparse

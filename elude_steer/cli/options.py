@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
+from elude_steer.models.execution.quantized import QUANTIZERS
 from elude_steer.specs import DTYPES, Settings
 
 # What torch calls devices; "gpu" is not among them.
@@ -32,6 +33,41 @@ THREADS = click.option(
 )
 TRUST = click.option(
     "--trust-remote-code", is_flag=True, help="Let code that comes with the models run; read it first."
+)
+
+
+def _read_device_map(context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+    """Read the file of a device map, and refuse a device beside it, before torch is loaded."""
+    from elude_steer.models.execution.device_maps import read_device_map
+
+    found = read_device_map(value)
+    if found is not None and context.params.get("device") is not None:
+        raise click.BadParameter("--device puts the whole model on one device; give it or --device-map.")
+    return found
+
+
+def _check_quantize(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Refuse a package that is not installed, before a model is loaded."""
+    from elude_steer.models.execution.quantized import check_quantizer
+
+    check_quantizer(value)
+    return value
+
+
+PLACING = (
+    click.option(
+        "--device-map",
+        metavar="NAME|FILE",
+        callback=_read_device_map,
+        help="Spread the model over all devices, main memory and disk: auto, balanced, balanced_low_0, sequential, or "
+        "a JSON file of modules and devices.",
+    ),
+    click.option(
+        "--quantize",
+        type=click.Choice(tuple(QUANTIZERS)),
+        callback=_check_quantize,
+        help="Quantise the language model while it loads (needs the extra `quantize`); the vision tower stays whole.",
+    ),
 )
 LOADING = (
     DEVICE,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from elude_steer.cli.checks import check_images
-from elude_steer.cli.options import LOADING, hide_loading_bars, require_atlas, require_model, with_options
+from elude_steer.cli.options import LOADING, PLACING, hide_loading_bars, require_atlas, require_model, with_options
 
 
 def _require_atlases(context: click.Context, option: click.Parameter, atlases: tuple[str, ...]) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _require_atlases(context: click.Context, option: click.Parameter, atlases: t
     help="Folder or hf:DATASET that one atlas was built from, to show images of its sub-units [default: its "
     "thumbnails, or the images it names if it was built on this machine].",
 )
-@with_options(*LOADING)
+@with_options(*LOADING, *PLACING)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to serve; the default is this machine alone."
 )
@@ -61,6 +61,8 @@ def demo(
     threads: int | None,
     dtype: str | None,
     trust_remote_code: bool,
+    device_map: Any,
+    quantize: str | None,
     host: str,
     port: int | None,
     share: bool,
@@ -95,7 +97,15 @@ def demo(
     from elude_steer.steering.steerer import Steerer
 
     hide_loading_bars()
-    load = partial(Steerer.load, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code)
+    load = partial(
+        Steerer.load,
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+        trust_remote_code=trust_remote_code,
+    )
     serve(
         [load(atlas, model=model) for atlas in atlases],
         host=host,
@@ -112,7 +122,7 @@ def demo(
 @click.command()
 @click.option("--atlas", default="toyland", show_default=True, callback=require_atlas, help="A folder, name or Hub id.")
 @click.option("--model", callback=require_model, help="Another copy of the model [default: the one in the atlas].")
-@with_options(*LOADING)
+@with_options(*LOADING, *PLACING)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -148,6 +158,8 @@ def serve(
     threads: int | None,
     dtype: str | None,
     trust_remote_code: bool,
+    device_map: Any,
+    quantize: str | None,
     host: str,
     port: int,
     api_keys: str | None,
@@ -182,7 +194,14 @@ def serve(
 
     launch.open_socket(host, port).close()  # before the minutes of loading a model
     steerer = Steerer.load(
-        atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+        atlas,
+        model=model,
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+        trust_remote_code=trust_remote_code,
     )
     launch.serve(
         steerer,

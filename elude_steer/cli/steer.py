@@ -14,6 +14,7 @@ from elude_steer.cli.checks import check_edit, check_steps, split_words
 from elude_steer.cli.options import (
     DEVICE,
     LOADING,
+    PLACING,
     THREADS,
     TRUST,
     hide_loading_bars,
@@ -44,7 +45,7 @@ from elude_steer.specs import DTYPES
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum length of the answer."
 )
-@with_options(*LOADING)
+@with_options(*LOADING, *PLACING)
 @click.option(
     "--heatmap",
     type=click.Path(path_type=Path),
@@ -68,6 +69,8 @@ def steer(
     threads: int | None,
     dtype: str | None,
     trust_remote_code: bool,
+    device_map: Any,
+    quantize: str | None,
     heatmap: Path | None,
     plan_only: bool,
     no_baseline: bool,
@@ -104,7 +107,14 @@ def steer(
 
     hide_loading_bars()
     steerer = Steerer.load(
-        atlas, model=model, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+        atlas,
+        model=model,
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+        trust_remote_code=trust_remote_code,
     )
     if plan_only:
         plan = steerer.plan(**words, **settings)
@@ -135,7 +145,7 @@ def steer(
 @click.argument("recipes", nargs=-1, required=True)
 @click.option("--image", help="Use this image instead of the recipe's.")
 @click.option("--atlas", callback=require_atlas, help="Use this atlas instead of the recipe's.")
-@with_options(*LOADING)
+@with_options(*LOADING, *PLACING)
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="OUT.html", help="Write a page with images and maps."
 )
@@ -148,6 +158,8 @@ def run(
     threads: int | None,
     dtype: str | None,
     trust_remote_code: bool,
+    device_map: Any,
+    quantize: str | None,
     report: Path | None,
     as_json: bool,
 ) -> None:
@@ -181,7 +193,13 @@ def run(
         name = atlas or recipe.atlas
         if name not in steerers:
             steerers[name] = Steerer.load(
-                name, device=device, threads=threads, dtype=dtype, trust_remote_code=trust_remote_code
+                name,
+                device=device,
+                threads=threads,
+                dtype=dtype,
+                device_map=device_map,
+                quantize=quantize,
+                trust_remote_code=trust_remote_code,
             )
         results = run_recipe(recipe, steerers[name], given)
         done.append((recipe, results))
@@ -211,7 +229,7 @@ def run(
 )
 @with_options(DEVICE, THREADS)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Number type.")
-@with_options(TRUST)
+@with_options(TRUST, *PLACING)
 def caption(
     image: str,
     model: str,
@@ -221,6 +239,8 @@ def caption(
     threads: int | None,
     dtype: str,
     trust_remote_code: bool,
+    device_map: Any,
+    quantize: str | None,
 ) -> None:
     """Caption IMAGE (a path, or - for standard input) with greedy decoding.
 
@@ -232,7 +252,15 @@ def caption(
     from elude_steer.models.vlm import PROMPT, Vlm
 
     hide_loading_bars()
-    vlm = Vlm.load(model, device=device, dtype=dtype, threads=threads, trust_remote_code=trust_remote_code)
+    vlm = Vlm.load(
+        model,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
     click.echo(vlm.caption([opened], prompt or PROMPT, max_new_tokens)[0])
 
 

@@ -12,7 +12,7 @@ import torch
 
 from elude_steer.errors import SpecError
 from elude_steer.method.clustering import CUML_SAMPLES, require_cuml
-from elude_steer.method.contributions import ROWS
+from elude_steer.method.contributions import PIECE, ROWS
 from elude_steer.method.fast_hdbscan import EXACT_DIMENSIONS, SAMPLE
 from elude_steer.utils import optional
 from elude_steer.utils.memory import format_bytes
@@ -59,6 +59,8 @@ def memory_needed(backend: str, size: ClusteringSize) -> int:
         "cuml": 4 * n * x,
     }[backend]
     summary = 4 * min(n, ROWS) * d  # a copy of a part of a cluster
+    if backend == "fast" and size.reduced is None:
+        summary += 12 * PIECE * d  # contributions are computed anew, a piece at a time
     return held + max(beside, summary) + _PER_INSTANCE * n + _FIXED
 
 

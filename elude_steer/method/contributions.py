@@ -12,6 +12,7 @@ from elude_steer.method.rows import Rows
 
 EPS = 1e-12
 ROWS = 65_536  # instances summed at a time, to limit memory; fixed, because sums in another order round differently
+PIECE = 4096  # instances whose contributions are computed at a time
 
 
 def contributions(q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -40,7 +41,7 @@ class ContributionRows:
 
     q: Rows
     weight: torch.Tensor
-    block: int = 4096
+    block: int = PIECE
 
     @property
     def shape(self) -> tuple[int, ...]:

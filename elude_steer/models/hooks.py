@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from torch import nn
 
 from elude_steer.errors import LayerError, did_you_mean, type_with_article
 from elude_steer.method.layers import is_linear
-from elude_steer.models.compiled import Opaque, called_attribute
+from elude_steer.models.execution.compiled import Opaque, called_attribute
 
 
 class _StopForward(BaseException):
@@ -113,16 +114,14 @@ def record(layer: nn.Module, *, stop: bool = True, argument: str | None = None) 
     recorded = Record()
 
     def compute(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if argument is not None:
-            value = kwargs[argument]
-        else:
-            value = args[0] if args else next(iter(kwargs.values()))
+        first = args[0] if args else next(iter(kwargs.values()))
+        value = first if argument is None else kwargs[argument]
         recorded.inputs.append(value.detach())
         if stop:
             raise _StopForward(recorded)
         return original(*args, **kwargs)
 
-    with replace_forward(layer, compute):
+    with replace_forward(layer, compute, observes=True):
         try:
             yield recorded
         except _StopForward as end:
@@ -140,7 +139,7 @@ def record_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
         outputs.append((output[0] if isinstance(output, tuple) else output).detach())
         raise _StopForward(outputs)
 
-    with replace_forward(module, compute):
+    with replace_forward(module, compute, observes=True):
         try:
             yield outputs
         except _StopForward as end:
@@ -156,18 +155,26 @@ def watch_inputs(module: nn.Module, on_call: Callable[[dict[str, Any]], None]) -
         on_call(kwargs)
         return original(*args, **kwargs)
 
-    with replace_forward(module, compute):
+    with replace_forward(module, compute, observes=True):
         yield
 
 
 @contextmanager
-def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str = "forward") -> Iterator[None]:
+def replace_forward(
+    module: nn.Module, compute: Callable[..., Any], method: str = "forward", *, observes: bool = False
+) -> Iterator[None]:
     """Call `compute(original, *args, **kwargs)` instead of the module's forward, or instead of another method.
 
     Unlike a forward hook, `compute` decides whether the module computes at all. The replacement acts only for calls
     from inside and is undone at the end. A method that others have replaced before (accelerate does) becomes
     `original` and comes back. A module that is compiled stays compiled, as does the model around it; see
-    `models/compiled.py`.
+    `models/execution/compiled.py`.
+
+    Args:
+        module: whose method is replaced.
+        compute: what is called instead; of several, the innermost.
+        method: the name of the method.
+        observes: whether `compute` changes nothing, so that `original` is the next replacement outside of this one.
     """
     attribute = called_attribute(module, method)
     with _scope() as scope:
@@ -180,7 +187,7 @@ def replace_forward(module: nn.Module, compute: Callable[..., Any], method: str 
                 replacement.take_place_of(getattr(module, attribute), current)
                 replacement.prepare()
                 setattr(module, attribute, replacement)
-            replacement.by_scope[scope] = compute
+            replacement.by_scope[scope] = (compute, observes)
         try:
             yield
         finally:
@@ -209,7 +216,7 @@ class _Replacement(Opaque):
 
     def __init__(self, d_out: int | None) -> None:
         super().__init__(d_out)
-        self.by_scope: dict[_Scope, Callable[..., Any]] = {}
+        self.by_scope: dict[_Scope, tuple[Callable[..., Any], bool]] = {}
 
     def take_place_of(self, original: Callable[..., Any], previous: Any) -> None:
         """Call this method where nobody replaces it, and put `previous` back at the end."""
@@ -222,11 +229,14 @@ class _Replacement(Opaque):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the innermost `compute` that is inside, or else the original."""
-        for scope in reversed(_SCOPES.get()):
-            compute = self.by_scope.get(scope)
+        return self._find(reversed(_SCOPES.get()))(*args, **kwargs)
+
+    def _find(self, scopes: Iterator[_Scope]) -> Callable[..., Any]:
+        for scope in scopes:
+            compute, observes = self.by_scope.get(scope, (None, False))
             if compute is not None and scope.is_here:
-                return compute(self.original, *args, **kwargs)
-        return self.original(*args, **kwargs)
+                return partial(compute, self._find(scopes) if observes else self.original)
+        return self.original
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of a model is without our changes: it gets the method that we took the place of."""

@@ -13,8 +13,15 @@ from typing import Any
 import torch
 
 from elude_steer.errors import EludeSteerError, ModelError
+from elude_steer.models.execution.quantized import (
+    check_quantizer,
+    import_bitsandbytes,
+    make_config,
+    modules_to_keep,
+)
 from elude_steer.specs import DTYPES
 from elude_steer.trust import call_loader
+from elude_steer.utils import optional
 from elude_steer.utils.files import resolve_id
 from elude_steer.utils.hub import check_available, why_unreachable
 from elude_steer.utils.terms import show_terms
@@ -28,6 +35,7 @@ def load_pretrained(
     dtype: str | torch.dtype = "float32",
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
+    quantize: str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     check: Callable[[Any], None] | None = None,
@@ -43,11 +51,21 @@ def load_pretrained(
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where the model goes, the CPU by default; ignored with `device_map`.
         device_map: as in transformers.
+        quantize: one of `QUANTIZERS`, for everything inside the language model; None changes nothing.
         attn_implementation: as in transformers; a kernel of the Hub (`user/name`) is code.
         trust_remote_code: whether code that comes with the model may run.
         check: called with the model before its weights are checked; raises if it is a model of the wrong kind.
     """
     target = check_device(device) if device_map is None else None
+    if optional.is_installed("kernels"):
+        import_bitsandbytes(trust_remote_code is True)  # before a checkpoint that needs it
+    options: dict[str, Any] = {}
+    if quantize is not None:
+        check_quantizer(quantize)
+        keep = modules_to_keep(_make_empty(auto_class, model_id, revision, trust_remote_code))
+        options["quantization_config"] = make_config(quantize, keep, as_dtype(dtype), trust_remote_code is True)
+        # Quantised weights are made on their device, and some cannot be moved.
+        device_map, target = ({"": str(target)}, None) if target is not None else (device_map, None)
     model, info = _from_pretrained(
         auto_class,
         model_id,
@@ -58,12 +76,24 @@ def load_pretrained(
         attn_implementation=attn_implementation,
         output_loading_info=True,
         use_safetensors=True,
+        **options,
     )
     if check is not None:
         check(model)
     refuse_partial_load(model_id, info)
     model.eval()
     return model if target is None else model.to(target)
+
+
+def _make_empty(auto_class: Any, model_id: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """The model without weights, from its settings alone."""
+    from transformers import AutoConfig
+
+    config = _from_pretrained(AutoConfig, model_id, revision, trust_remote_code)
+    with torch.device("meta"):
+        return call_loader(
+            auto_class.from_config, config, subject=f"model '{model_id}'", trust_remote_code=trust_remote_code
+        )
 
 
 def load_image_processor(model_id: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning
-from elude_steer.models.compiled import is_compiled
+from elude_steer.models.execution.compiled import is_compiled
 from elude_steer.models.hooks import record, replace_forward
 from elude_steer.models.vlm import PROMPT, Vlm
 

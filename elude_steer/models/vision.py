@@ -18,6 +18,7 @@ from torch import nn
 
 from elude_steer.errors import ImageError, ModelError
 from elude_steer.method.layers import layer_parameters
+from elude_steer.models.execution.device_maps import input_device
 from elude_steer.models.hooks import block_of, find_layer, find_stream_scale, record, record_output
 from elude_steer.models.loading import (
     as_dtype,
@@ -67,8 +68,8 @@ class Tower:
 
     @property
     def device(self) -> torch.device:
-        """The device that inputs are moved to: that of the model's first parameter."""
-        return next(self.model.parameters()).device
+        """The device that inputs are moved to: that of the model's first parameter that is in memory."""
+        return input_device(self.model)
 
     def use_threads(self) -> AbstractContextManager[None]:
         """Inside, torch computes with the threads of this model; afterwards with as many as the caller had."""

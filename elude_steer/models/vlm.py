@@ -18,7 +18,9 @@ from PIL import Image
 from torch import nn
 
 from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
-from elude_steer.models.hooks import find_layer, record
+from elude_steer.models.execution.device_maps import input_device, keep_in_memory
+from elude_steer.models.execution.quantized import refuse_quantized_target
+from elude_steer.models.hooks import block_of, find_layer, record
 from elude_steer.models.loading import load_pretrained, load_processor
 from elude_steer.models.patch_layout import Canvases, Layout, PatchGrid, confirm_layout, find_layout
 from elude_steer.models.vision import Tower, vision_part
@@ -65,6 +67,7 @@ class Vlm(Tower):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "float32",
         device_map: str | Mapping[str, Any] | None = None,
+        quantize: str | None = None,
         revision: str | None = None,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
@@ -78,7 +81,9 @@ class Vlm(Tower):
                 whose output reaches the language model (`mlp.fc2`, `mlp.down_proj`).
             device: where the model goes, the CPU by default; ignored with `device_map`.
             dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
-            device_map: as in transformers.
+            device_map: as in transformers; the target layer's block stays in memory also where the map offloads it.
+            quantize: how the language model is quantised: `torchao-int8`, `torchao-int8-dynamic`, `bitsandbytes-8bit`
+                or `bitsandbytes-4bit`; everything else keeps its numbers.
             revision: commit, tag or branch on the Hub.
             attn_implementation: as in transformers.
             trust_remote_code: whether code that comes with the model may run.
@@ -99,6 +104,7 @@ class Vlm(Tower):
             dtype=dtype,
             device=device,
             device_map=device_map,
+            quantize=quantize,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
         )
@@ -122,6 +128,8 @@ class Vlm(Tower):
         within = vision_part(model)
         blocks = _blocks(model, within)
         name, module = find_layer(model, layer or _last_target(model, blocks), within=within)
+        refuse_quantized_target(model, within, name)
+        keep_in_memory(block_of(model, name))
         vlm = cls(
             model,
             name,
@@ -293,7 +301,7 @@ class Vlm(Tower):
 
 
 def _model_inputs(model: Any, processor: Any, images: Sequence[Any], prompt: str | Sequence[str]) -> Mapping[str, Any]:
-    inputs: Mapping[str, Any] = _process(model, processor, images, prompt).to(model.device, model.dtype)
+    inputs: Mapping[str, Any] = _process(model, processor, images, prompt).to(input_device(model), model.dtype)
     return inputs  # only the pixels are cast
 
 

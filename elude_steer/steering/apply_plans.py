@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from elude_steer.errors import AtlasError, ModelError, SpecError
-from elude_steer.models.compiled import is_compiled
+from elude_steer.models.execution.compiled import is_compiled
 from elude_steer.models.hooks import replace_forward, watch_inputs
 from elude_steer.models.patch_layout import Tiles
 from elude_steer.models.prefix_cache import Prefix, resume_from

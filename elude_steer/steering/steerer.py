@@ -61,6 +61,7 @@ class Steerer(Generic[Source]):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         device_map: Any = None,
+        quantize: str | None = None,
         trust_remote_code: bool = False,
         threads: int | None = None,
     ) -> Steerer[Atlas]:
@@ -72,6 +73,7 @@ class Steerer(Generic[Source]):
             device: where the model computes.
             dtype: the model's number type; by default the one the atlas was built with.
             device_map: as in transformers.
+            quantize: how the language model is quantised; see `Vlm.load`.
             trust_remote_code: whether code that comes with the model or the matcher may run; the atlas has no say.
             threads: threads of torch while the model computes on a CPU; by default its size and the free cores decide.
         """
@@ -90,6 +92,7 @@ class Steerer(Generic[Source]):
             device=device,
             dtype=dtype or spec.dtype,
             device_map=device_map,
+            quantize=quantize,
             revision=spec.revision if model is None else None,
             attn_implementation=spec.attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -196,8 +199,7 @@ class Steerer(Generic[Source]):
         notes: Sequence[str] = (),
     ) -> SteeredCaption:
         """Caption an image without and with a plan; the result has maps, notes and provenance."""
-        (result,) = self.explain_all(image, [plan], prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)
-        return result
+        return self.explain_all(image, [plan], prompt=prompt, max_new_tokens=max_new_tokens, notes=notes)[0]
 
     @with_threads
     def explain_all(
@@ -258,9 +260,8 @@ class Steerer(Generic[Source]):
                 all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps, seen))
                 seconds = (time.perf_counter() - start) / len(images)
                 provenance = self._provenance(plan, prompt)
-                found.append(
-                    SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds, seen)
-                )
+                one = SteeredCaption(first, caption, plan, maps, grid, image, all_notes, provenance, seconds, seen)
+                found.append(one)
             results.append(found)
         return results
 
@@ -372,8 +373,7 @@ class Steerer(Generic[Source]):
             ...     steerer.vlm.caption([open_image("demos/images/toyland-dog.png")])
             ['a biker on a motorcycle with sunglasses on a street']
         """
-        plans = list(plan) if isinstance(plan, Sequence) else [plan]
-        prepared = [self.gather_weights(one) for one in plans]
+        prepared = [self.gather_weights(one) for one in (plan if isinstance(plan, Sequence) else [plan])]
         with apply_to_calls(self.vlm, prepared):
             yield
 

@@ -28,6 +28,8 @@ EXTRAS = {
     "submitit": "slurm",
     "s3fs": "s3",
     "gcsfs": "gs",
+    "torchao": "quantize",
+    "bitsandbytes": "quantize",
 }
 
 
@@ -50,7 +52,7 @@ def require(package: str, feature: str, alternative: str = "") -> ModuleType:
         line = f"{feature} needs the package '{package}', which "
         # An installed package that fails to import has another cause, such as a torchvision that does not match torch.
         line += f"does not import here ({error})" if is_installed(package) else "is not installed"
-        line += f"; `pip install 'elude-steer[{EXTRAS[package]}]'`"
+        line += f"; `pip install 'elude-steer[{EXTRAS[package.partition('.')[0]]}]'`"
         raise MissingPackageError(line + (f", or {alternative}" if alternative else "") + ".") from error
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from elude_steer.errors import LayerError
 from elude_steer.method.layers import is_linear
+from elude_steer.models import hooks
 from elude_steer.models.hooks import (
     block_of,
     find_layer,
@@ -804,3 +805,14 @@ def test_a_deep_copy_keeps_no_change(model, x):
     with torch.no_grad():
         copied.fc2.bias += 1
     assert torch.allclose(copied(x), expected + 1) and torch.equal(model(x), expected)
+
+
+def test_recording_inside_a_change_records_and_keeps_the_change(model, x):
+    layer = model.fc2
+    with replace_forward(layer, lambda original, x: original(x) + 1):
+        expected = model(x)
+        with record(layer, stop=False) as recorded, watch_inputs(layer, lambda kwargs: None):
+            assert torch.equal(model(x), expected)
+        with hooks.record_output(layer) as outputs:
+            model(x)
+    assert torch.equal(outputs[0], layer(recorded.input) + 1)

@@ -28,8 +28,8 @@ def ms_score(embeddings: torch.Tensor, weights: torch.Tensor) -> float:
 class Peaks:
     """The images that activate each sub-unit most, collected one image at a time in constant memory.
 
-    Each image counts once: its most active token, with the unsplit layer's output for that token. Those outputs are in a
-    temporary file: of 9,000 sub-units of a layer of 1,152 units they take 4.1 GB.
+    Each image counts once: its most active token, with the unsplit layer's output for that token. Those outputs are in
+    a temporary file: of 9,000 sub-units of a layer of 1,152 units they take 4.1 GB.
     """
 
     def __init__(self, sub_units: int, d_out: int, count: int = TOP_IMAGES) -> None:

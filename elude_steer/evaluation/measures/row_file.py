@@ -49,7 +49,7 @@ class RowFile:
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop`, `(stop - start, width)`."""
         out = np.empty((stop - start, self.shape[1]), np.float32)
-        left = memoryview(out).cast("B")
+        left = memoryview(out.data).cast("B")
         self._file.seek(start * self._bytes)
         while len(left):  # one call reads at most 2 GB
             left = left[self._file.readinto(left) :]

@@ -45,6 +45,7 @@ class Opaque:
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what `run` does."""
         if not torch.compiler.is_dynamo_compiling():
             return self.run(*args, **kwargs)
         if self.d_out is not None and len(args) == 1 and not kwargs:

@@ -1,0 +1,1 @@
+"""How a model runs: compiled, with a quantised language model, or over several devices."""
