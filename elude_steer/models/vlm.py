@@ -289,7 +289,11 @@ def _format_prompt(processor: Any, prompt: str) -> str:
         raise SpecError(f"the question contains '{token}', which stands for the image itself; leave it out.")
     message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
     if _chat_template(processor):
-        return str(processor.apply_chat_template(message, add_generation_prompt=True))
+        try:
+            return str(processor.apply_chat_template(message, add_generation_prompt=True))
+        except Exception as error:  # the template is a program of the model's author, in a sandbox
+            cause = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ModelError(f"the chat template of the model fails: {cause}; use another revision.") from error
     return f"{token}{prompt}"  # for models that are not trained to chat, such as PaliGemma
 
 
