@@ -91,8 +91,8 @@ def _load_sentence_transformer(source: str, id: str, revision: str | None, trust
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
-            options: dict[str, Any] = {"revision": revision, "cache_dir": cache, **local}
-            folder = Path(snapshot_download(source, allow_patterns=list(SETTINGS), **options))
+            names = list(SETTINGS)
+            folder = Path(snapshot_download(source, revision=revision, cache_dir=cache, allow_patterns=names, **local))
             revision = folder.name  # the commit, so that what is loaded is what was inspected
         return call_loader(
             SentenceTransformer,
