@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MAX_LINE = 900  # characters
+
 
 class EludeSteerError(Exception):
     """Base of all errors that this package raises on purpose; the message says how to fix the problem."""
@@ -13,8 +15,13 @@ class SpecError(EludeSteerError, ValueError):
     """A recipe or an argument is not valid; `problems` holds all problems, one line each."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.problems = tuple(map(_shorten, (problems,) if isinstance(problems, str) else problems))
         super().__init__("\n".join(self.problems))
+
+
+def _shorten(line: str) -> str:
+    """A line without its middle, where somebody else's text would make it endless."""
+    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 250]} … {line[-200:]}"
 
 
 class LayerError(EludeSteerError, LookupError):

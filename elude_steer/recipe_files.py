@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from dataclasses import fields, replace
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from elude_steer.errors import SpecError, StorageError, did_you_mean
 from elude_steer.specs import AtlasSpec, Recipe
-from elude_steer.utils.files import check_file, check_folder, write_file
+from elude_steer.utils.files import check_file, check_folder, read_bytes, write_file
 from elude_steer.utils.yaml_schema import parse_document
 
 _MAX_STEPS, _MAX_BYTES = 500, 4_000_000
@@ -128,11 +129,11 @@ def _image_names(recipe: Recipe) -> tuple[str, ...]:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SpecError(f"{path} has more than {_MAX_BYTES // 10**6} MB, which is no recipe.")
-        return path.read_text(encoding="utf-8")
+        # As Python reads a file of text: all ends of lines become one.
+        return io.TextIOWrapper(io.BytesIO(read_bytes(path, _MAX_BYTES)), encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path} cannot be read as UTF-8 text: {reason}") from error
 
 
 def _is_file(name: str | Path) -> bool:

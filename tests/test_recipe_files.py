@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -401,6 +402,26 @@ def test_a_missing_image_and_mask_are_named(tmp_path):
         f"recipe 'r': image: there is no file '{tmp_path}/none.png'",
         f"recipe 'r': steps[0].mask: there is no file '{tmp_path}/m.png'",
     ]
+
+
+def test_an_endless_name_makes_no_endless_line(tmp_path):
+    from elude_steer.recipe_files import check_files, load_recipe
+
+    path = tmp_path / "r.yaml"
+    path.write_text(f"name: {'r' * 3000}\natlas: toyland\nimage: {'none' * 900}.png\nsteps: [{{minus: [dog]}}]\n")
+    with pytest.raises(SpecError, match=r"^recipe 'rrr.{500,} … .*; correct the path\.$") as caught:
+        check_files(load_recipe(path))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_recipe_that_never_ends_is_refused(kind, tmp_path):
+    from elude_steer.recipe_files import load_recipe
+
+    path = tmp_path / "r.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(SpecError, match="is neither a file nor a shipped recipe"):
+        load_recipe(path)
 
 
 def test_a_steering_recipe_without_steps_is_called_what_it_is(tmp_path):

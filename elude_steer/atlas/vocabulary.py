@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from elude_steer.errors import SpecError, did_you_mean
+from elude_steer.utils.files import read_bytes
 
 WORDS = Path(__file__).parent / "vocabularies"
+_MAX_BYTES = 2**26  # of a list of words; that of all English nouns has 2 million
 _FUNCTION_WORDS = (
     "a an the this that these those some any no every each either neither both all few many much more most other "
     "another such same own i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his "
@@ -41,7 +44,7 @@ def read_vocabulary(source: str | Path, *, stop_words: bool = False) -> list[str
     cure = f"give a text file with one concept per line, or one of {', '.join(map(repr, shipped))}."
     path = shipped.get(str(source)) or Path(source).expanduser()
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = io.TextIOWrapper(io.BytesIO(read_bytes(path, _MAX_BYTES)), encoding="utf-8-sig").read()
     except UnicodeDecodeError as error:
         raise SpecError(f"vocabulary '{source}' is not UTF-8 text ({error.reason}); save it as UTF-8.") from error
     except OSError as error:

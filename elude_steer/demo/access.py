@@ -43,7 +43,8 @@ def read_auth(path: str | None) -> tuple[str, str] | None:
 
 def _read_auth_file(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            return file.read(10_000)  # a pipe is welcome, a device that never ends is not
     except (OSError, ValueError) as error:
         # The value is not repeated: it may be a password.
         raise SpecError(

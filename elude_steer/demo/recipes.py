@@ -88,7 +88,7 @@ def read_recipe(path: str | Path) -> Recipe:
 def describe_removed(path: str | Path) -> list[str]:
     """A sentence about settings of older versions in a recipe that `read_recipe` has read; they have no effect."""
     # The base loader makes only texts: no objects, and no errors for values that `read_recipe` accepts.
-    steps = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["steps"]  # noqa: S506
+    steps = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["steps"]  # noqa: S506  # nosec B506
     removed = {name: Settings.removed[name] for name in steps[0].get("settings") or {} if name in Settings.removed}
     reasons = ", ".join(dict.fromkeys(removed.values()))
     return [f"No longer a setting: {', '.join(sorted(removed))} ({reasons})."] if removed else []

@@ -17,6 +17,7 @@ from elude_steer.errors import EludeSteerWarning, ImageError, type_with_article
 from elude_steer.models.shards.patterns import names_shards
 from elude_steer.models.shards.streamed import StreamedDataset, load_from_hub
 from elude_steer.models.shards.tar import TarShards
+from elude_steer.utils.files import read_bytes
 from elude_steer.utils.remote.filesystems import is_url
 
 MAX_PIXELS = 100_000_000
@@ -25,6 +26,8 @@ MAX_MEMORY = 500_000_000  # bytes that decoding one image may take
 _FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF")
 _BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # in memory; others have 4
 _DECODER_BYTES = {"WEBP": 8, "AVIF": 8, "TIFF": 8}  # per pixel, for what these decoders keep besides the image
+_MAX_SCANS = 100  # of a JPEG; cameras and programs write up to about 15
+_COMPRESSION, _BITS, _SAMPLES, _TILE_WIDTH, _TILE_HEIGHT = 259, 258, 277, 322, 323  # tags of TIFF
 _STRIP = 1_000_000  # pixels that are converted at a time
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
@@ -141,7 +144,7 @@ def open_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Any:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.expanduser().read_bytes()
+        return read_bytes(path.expanduser(), MAX_MEMORY)
     except (ValueError, RuntimeError) as error:  # a NUL in the path, or a user without a home
         raise ImageError(f"this is not the path of a file ({error})") from error
 
@@ -174,6 +177,8 @@ def _decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
         with Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
             if image.width * image.height > max_pixels:
                 raise ImageError(f"{image.width} x {image.height} pixels are more than {max_pixels:,}")
+            if (scans := _count_scans(image, data)) > _MAX_SCANS:
+                raise ImageError(f"{scans:,} scans are more than {_MAX_SCANS}; save it again")
             needed = _memory_needed(image, data)
             if needed > MAX_MEMORY:
                 raise ImageError(
@@ -203,7 +208,24 @@ def _memory_needed(image: Any, data: bytes) -> int:
     turned = own if may_turn else 0
     coefficients = 6 if image.info.get("progressive") else 0
     per_pixel = own + max(copy, turned) + _DECODER_BYTES.get(image.format, 0) + coefficients
-    return int(image.width * image.height * per_pixel)
+    return int(image.width * image.height * per_pixel) + _buffer_needed(image)
+
+
+def _buffer_needed(image: Any) -> int:
+    """Bytes that a decoder takes for a part of the image, whose size the file tells: it can exceed the image."""
+    if image.format == "TIFF":
+        width, height = (int(image.tag_v2.get(tag) or 0) for tag in (_TILE_WIDTH, _TILE_HEIGHT))
+        depth = sum(image.tag_v2.get(_BITS) or (8,)) * int(image.tag_v2.get(_SAMPLES) or 1) // 8 + 1
+        return width * height * depth
+    if image.tile and image.tile[0][0] == "bmp_rle":
+        return 3 * 256 * image.width  # one command skips so many rows, and Pillow writes them out
+    return 0
+
+
+def _count_scans(image: Any, data: bytes) -> int:
+    """How often a JPEG runs over the whole image: a small file can ask for it a thousand times."""
+    is_jpeg = image.format in ("JPEG", "MPO") or (image.format == "TIFF" and image.tag_v2.get(_COMPRESSION) in (6, 7))
+    return data.count(b"\xff\xda") if is_jpeg else 0
 
 
 def _escape(name: str) -> str:
@@ -282,7 +304,7 @@ def _list_files(path: Path) -> tuple[str, dict[str, Path]]:
         return str(path), {path.name: path}
     if path.is_file():
         try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in read_bytes(path, MAX_MEMORY).decode().splitlines()]
         except UnicodeDecodeError as error:
             raise ImageError(f"'{path}' is neither an image nor a text file with one path per line.") from error
         names = [line for line in lines if line and not line.startswith("#")]

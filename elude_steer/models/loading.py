@@ -5,9 +5,10 @@ Every model, processor and tokenizer of transformers that the package uses is lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -22,9 +23,13 @@ from elude_steer.models.execution.quantized import (
 from elude_steer.specs import DTYPES
 from elude_steer.trust import call_loader
 from elude_steer.utils import optional
-from elude_steer.utils.files import resolve_id
+from elude_steer.utils.files import read_bytes, resolve_id
 from elude_steer.utils.hub import check_available, why_unreachable
 from elude_steer.utils.terms import show_terms
+
+_ADAPTER, _INDEX = "adapter_config.json", "model.safetensors.index.json"
+SETTINGS = ("*config*.json", "modules.json", "*.index.json")  # names of files that say how a model is loaded
+_MAX_SETTINGS = 2**24  # bytes of such a file
 
 
 def load_pretrained(
@@ -176,9 +181,12 @@ def _from_pretrained(
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
-        code = (
-            find_kernel(source, revision, options["attn_implementation"]) if "attn_implementation" in options else None
-        )
+        code = None
+        if "attn_implementation" in options:  # a model, and no part of its preparation
+            settings = {**_read_settings(source, revision), "attn_implementation": options["attn_implementation"]}
+            files = {name: _find_file(source, name, revision) for name in (_ADAPTER, _INDEX)}
+            code = _find_code(settings, files[_ADAPTER])
+            _check_weight_names(settings, files[_INDEX])
         return call_loader(
             auto_class.from_pretrained,
             source,
@@ -190,32 +198,90 @@ def _from_pretrained(
         )
 
 
-def find_kernel(source: str, revision: str | None, chosen: str | None = None) -> str | None:
-    """The attention kernel of the Hub that a model would download and run, for `call_loader`; None without one.
+def inspect_folder(folder: Path) -> str | None:
+    """Read all settings in a folder of models; returns what code they name, for `call_loader`, or None.
 
-    Args:
-        source: a Hub id or folder, whose settings may name a kernel.
-        revision: commit, tag or branch on the Hub.
-        chosen: `attn_implementation` of the call.
+    Raises:
+        ValueError: if settings cannot be read, or name weights that are no safetensors of that folder.
     """
+    found = None
+    for pattern in SETTINGS:
+        for path in sorted(folder.rglob(pattern)):
+            try:
+                settings = json.loads(read_bytes(path, _MAX_SETTINGS))
+            except (OSError, ValueError, RecursionError) as error:
+                raise ValueError(f"its '{path.name}' cannot be read; get another copy.") from error
+            if path.name == _INDEX:
+                _check_weight_names({}, path)
+            elif isinstance(settings, dict):
+                _check_weight_names(settings, None)
+            found = found or _find_code(settings, path if path.name == _ADAPTER else None)
+    return found
+
+
+def _find_code(settings: Any, adapter: Path | None) -> str | None:
+    """The code that settings name, at any depth, or that an adapter could name: a kernel of the Hub is code."""
+    if adapter is not None:  # transformers loads it with the model, and peft imports what its settings name
+        return "an adapter, whose settings can name code"
+    left: list[tuple[bool, Any]] = [(False, settings)]  # whether it chooses an implementation, and a value
+    while left:
+        chooses, value = left.pop()
+        if isinstance(value, dict):
+            if value.get("use_kernels"):
+                return "kernels of the Hub"
+            left += [
+                (chooses or "_implementation" in str(key) or key == "kernel_config", inner)
+                for key, inner in value.items()
+            ]
+        elif isinstance(value, list):
+            left += [(chooses, inner) for inner in value]
+        elif chooses and isinstance(value, str) and "/" in value:
+            return f"the kernel '{value}'"
+    return None
+
+
+def _check_weight_names(settings: Mapping[str, Any], index: Path | None) -> None:
+    """Raise if a checkpoint names files of weights that are no safetensors, or that lie elsewhere."""
+    names = {str(name) for name in (settings.get("transformers_weights"),) if name is not None}
+    if index is not None:
+        content = json.loads(read_bytes(index, _MAX_SETTINGS))
+        shards = content.get("weight_map") if isinstance(content, dict) else None
+        names |= set(map(str, shards.values())) if isinstance(shards, dict) else {str(shards)}
+    for name in sorted(names):
+        if not name.endswith((".safetensors", ".safetensors.index.json")):
+            raise ValueError(f"its weights are in {ascii(name)[:60]}; only safetensors are read.")
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ValueError(f"its weights are in {ascii(name)[:60]}, outside the model; get another copy.")
+
+
+def _read_settings(source: str, revision: str | None) -> dict[str, Any]:
+    """The settings of a model of transformers; empty if they cannot be read, of which the loader says why."""
     from transformers import PretrainedConfig
 
     offline = not Path(source).is_dir() and bool(why_unreachable())
     try:
-        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=offline)
-    except (OSError, ValueError):
-        settings = {}  # the loader says what is wrong
-    left: list[tuple[bool, Any]] = [
-        (True, chosen),
-        (False, settings),
-    ]  # whether it chooses an implementation, and a value
-    while left:
-        chooses, value = left.pop()
-        if isinstance(value, dict):
-            left += [(chooses or "_implementation" in str(key), inner) for key, inner in value.items()]
-        elif chooses and isinstance(value, str) and "/" in value:
-            return f"the kernel '{value}'"
-    return None
+        return dict(PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=offline)[0])
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _find_file(source: str, name: str, revision: str | None) -> Path | None:
+    """A file of a model, which is downloaded if it is on the Hub; None if it has none of this name."""
+    from transformers.utils import cached_file
+
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.exists() else None
+    found = cached_file(
+        source,
+        name,
+        revision=revision,
+        local_files_only=bool(why_unreachable()),
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
 
 
 @contextmanager

@@ -83,16 +83,23 @@ def _load(source: str, id: str, revision: str | None, trust_remote_code: bool, d
 def _load_sentence_transformer(source: str, id: str, revision: str | None, trust_remote_code: bool, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    from elude_steer.models.loading import find_kernel, hide_weight_bars
+    from elude_steer.models.loading import SETTINGS, hide_weight_bars, inspect_folder
 
     local: dict[str, Any] = {"local_files_only": True} if Path(source).is_dir() or why_unreachable() else {}
+    folder, cache = Path(source), os.environ.get("SENTENCE_TRANSFORMERS_HOME")
     with hide_weight_bars():
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            names = list(SETTINGS)
+            folder = Path(snapshot_download(source, revision=revision, cache_dir=cache, allow_patterns=names, **local))
+            revision = folder.name  # the commit, so that what is loaded is what was inspected
         return call_loader(
             SentenceTransformer,
             source,
             subject=f"matcher '{id}'",
             trust_remote_code=trust_remote_code,
-            code=find_kernel(source, revision),
+            code=inspect_folder(folder),
             revision=revision,
             device=device,
             model_kwargs={"use_safetensors": True},  # other formats hold pickles

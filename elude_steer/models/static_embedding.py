@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
-from elude_steer.utils.files import read_tensors
+from elude_steer.utils.files import read_bytes, read_tensors
 
 _WEIGHT = "embedding.weight"
+_MAX_BYTES = 2**24  # of a file of settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,10 @@ def load_static_embedding(folder: Path, device: str = "cpu") -> StaticEmbedding 
         return None
     if config.get("truncate_dim") or config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         return None
-    inner = folder / str(modules[0].get("path", ""))
+    below = PurePath(str(modules[0].get("path", "")))
+    if below.is_absolute() or ".." in below.parts:
+        return None
+    inner = folder / below
     if not (inner / "tokenizer.json").is_file() or not (inner / "model.safetensors").is_file():
         return None
     tensors = read_tensors(inner / "model.safetensors")
@@ -74,6 +78,6 @@ def load_static_embedding(folder: Path, device: str = "cpu") -> StaticEmbedding 
 def _read(path: Path, default: Any) -> Any:
     """The content of a JSON file; the default where there is none that can be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_bytes(path, _MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
         return default

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from elude_steer.errors import EludeSteerWarning, ModelError, SpecError
+from elude_steer.errors import EludeSteerError, EludeSteerWarning, ModelError, SpecError
 from elude_steer.models.execution.device_maps import input_device, keep_in_memory
 from elude_steer.models.execution.quantized import refuse_quantized_target
 from elude_steer.models.hooks import block_of, find_layer, record
@@ -333,7 +333,14 @@ def _tokenize(processor: Any, images: Sequence[Sequence[Any]], texts: Sequence[s
 
 def _format_prompt(processor: Any, prompt: str) -> str:
     """The question about an image as the model reads it."""
-    return _format_chat(processor, [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}])
+    message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
+    try:
+        return _format_chat(processor, [message])
+    except EludeSteerError:
+        raise
+    except Exception as error:  # the template is a program of the model's author, in a sandbox
+        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"the chat template of the model fails: {cause}; use another revision.") from error
 
 
 def _format_chat(processor: Any, messages: Sequence[Mapping[str, Any]]) -> str:

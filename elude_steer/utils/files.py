@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -165,6 +166,28 @@ def wait_for(files: Sequence[Path], seconds: float = 60.0) -> None:
             time.sleep(0.05)
 
 
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """Read a file that somebody else may have written: a pipe or a device, which may never end, is an `OSError`.
+
+    Args:
+        path: the file.
+        limit: the most bytes that it may have; a larger one is an `OSError`, too.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+        data = file.read(min(limit, max(found.st_size, 2**16)) + 1)  # files of the system say that they have 0 bytes
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit / 1e6:,.0f} MB")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer does not block."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; the error names a damaged one."""
     try:
@@ -242,7 +265,7 @@ def restore(path: Path) -> None:
     if path.exists() or not path.parent.is_dir():
         return
     for aside in path.parent.glob(f"{glob.escape(path.name)}.old-*"):
-        if is_leftover(aside) and (_is_abandoned(aside) or _is_locked(aside) is False):
+        if is_leftover(aside) and aside.is_dir() and (_is_abandoned(aside) or _is_locked(aside) is False):
             aside.rename(path)
             return
 
@@ -268,7 +291,7 @@ def hold(path: Path) -> Iterator[None]:
     """Inside, other processes can tell that a file or folder is in use, also from another container."""
     descriptor = None
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _open_at_once(str(path), os.O_RDONLY)
         _lock(descriptor)
     try:
         yield
@@ -291,7 +314,7 @@ def _is_locked(path: Path) -> bool | None:
     try:
         import fcntl
 
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _open_at_once(str(path), os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

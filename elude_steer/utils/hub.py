@@ -12,10 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from elude_steer.errors import ModelError
-from elude_steer.utils.files import resolve_id
+from elude_steer.utils.files import read_bytes, resolve_id
 
 _WAIT = 1.5  # seconds for the name and the connection
 _REMEMBER = 30.0  # seconds for which an answer counts
+_MAX_CARD = 2**22  # bytes of a model card
 _answers: dict[str, tuple[float, str | None]] = {}  # by address: when it was found, and what was wrong
 
 
@@ -101,7 +102,7 @@ def read_license(model: str, revision: str | None = None) -> dict[str, str]:
         if is_hub_id(resolve_id(model)):
             offline = bool(why_unreachable())
             card = Path(hf_hub_download(model, "README.md", revision=revision, local_files_only=offline))
-        found = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+        found = ModelCard(read_bytes(card, _MAX_CARD).decode(), ignore_metadata_errors=True).data.to_dict()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError, yaml.YAMLError):
         return {}
     return {name: found[name] for name in ("license", "license_name", "license_link") if found.get(name)}

@@ -28,6 +28,7 @@ _TRUE = ("true", "yes", "on")
 _READ_AS = {"int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing"}
 _INVALID = object()
 _MAX_LENGTH = 1_000_000  # characters of a document; the longest recipe that somebody wrote has a few thousand
+_MAX_NODES = 100_000  # keys and values of a document, counted as often as aliases repeat them
 _MAX_PROBLEMS = 50  # lines of an error
 
 
@@ -212,6 +213,9 @@ class _Reader:
         else:
             if node is None:
                 self.note(1, "", "the document is empty: start from a recipe of `elude-steer recipes list`.")
+            elif _count_nodes(node, {}) > _MAX_NODES:
+                self.note(1, "", f"has more than {_MAX_NODES:,} keys and values, aliases resolved.")
+                return None
             return node
         return None
 
@@ -287,6 +291,17 @@ class _Reader:
             self.note(line, path, f"must be {_describe(kinds, limits)}, not {_quote(node)}{_fix(kinds, node)}")
             return None
         return value
+
+
+def _count_nodes(node: yaml.Node, counted: dict[int, float]) -> float:
+    """The nodes below a node and itself, where an alias counts as all that it repeats; infinite if it holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counted:
+        counted[id(node)] = math.inf  # until it is known
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        counted[id(node)] = 1 + sum(_count_nodes(part, counted) for part in parts)
+    return counted[id(node)]
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 import tracemalloc
 import zlib
@@ -281,3 +282,58 @@ def test_common_formats_are_read(kind):
     image = open_image(encode(Image.new("RGB", (12, 8), "red"), kind))
     assert (image.size, image.mode) == ((12, 8), "RGB")
     assert image.getpixel((5, 5))[0] > 240
+
+
+# Small files that ask for much
+
+
+def bmp_with_skips(width, height, commands):
+    palette = bytes(range(256)) * 4
+    start = 14 + 40 + len(palette)
+    about = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(commands), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", start + len(commands), 0, 0, start) + about + palette + commands
+
+
+def tiff_with_tiles(side, data, compression):
+    """An image of 16 x 16 pixels in one tile of `side` x `side`."""
+    tags = {256: 16, 257: 16, 258: 8, 259: compression, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+def jpeg_with_scans(count):
+    data = encode(Image.new("L", (256, 256), 128), "JPEG", progressive=True)
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * count + data[-2:]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (bmp_with_skips(90_000_000, 1, b"\0\2\0\xff\0\1"), "90000000 x 1 pixels of this kind take 69,570 MB"),
+        (tiff_with_tiles(30_000, zlib.compress(bytes(9_000_000)), 8), "16 x 16 pixels of this kind take 1,800 MB"),
+        (tiff_with_tiles(30_000, bytes(1000), 5), "16 x 16 pixels of this kind take 1,800 MB"),
+        (jpeg_with_scans(200), "206 scans are more than 100"),
+    ],
+    ids=["BMP that skips", "TIFF of one huge tile", "the same with LZW", "JPEG of many scans"],
+)
+def test_small_files_that_ask_for_much_are_refused_by_their_header(data, message):
+    assert len(data) < 20_000
+    tracemalloc.start()
+    with pytest.raises(ImageError, match=message):
+        open_image(data)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_tiles_and_skips_of_ordinary_size_are_read():
+    assert open_image(tiff_with_tiles(64, zlib.compress(bytes(64 * 64)), 8)).size == (16, 16)
+    assert open_image(bmp_with_skips(16, 16, b"\x10\5\0\0" * 16 + b"\0\1")).size == (16, 16)
+    assert open_image(jpeg_with_scans(20)).size == (256, 256)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_no_image(kind, tmp_path):
+    path = tmp_path / "a.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(ImageError, match=r"a\.png' cannot be read: it is a pipe or a device, not a file; check the"):
+        open_image(path)

@@ -15,6 +15,7 @@ from elude_steer.utils.files import (
     hold,
     home,
     new_folder,
+    read_bytes,
     remove_leftovers,
     restore,
     unfinished_path,
@@ -172,6 +173,35 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "it is a pipe or a device, not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a pipe or a device, not a file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.write_bytes(bytes(1_000_001)), "it has more than 1 MB"),
+    ],
+)
+def test_what_never_ends_or_is_too_large_is_not_read(make, message, tmp_path):
+    make(tmp_path / "x")
+    with pytest.raises(OSError, match=message):
+        read_bytes(tmp_path / "x", 1_000_000)
+
+
+def test_files_are_read_whole(tmp_path):
+    (tmp_path / "x").write_bytes(b"x" * 1_000_000)
+    assert len(read_bytes(tmp_path / "x", 1_000_000)) == 1_000_000
+    assert read_bytes("/proc/self/status", 1_000_000).startswith(b"Name:")  # the system says that it has 0 bytes
+
+
+def test_a_pipe_with_the_name_of_a_leftover_blocks_nothing(tmp_path):
+    for kind in ("tmp", "old"):
+        os.mkfifo(tmp_path / f"atlas.{kind}-999999-1-00000000")
+    restore(tmp_path / "atlas")
+    remove_leftovers(tmp_path, "atlas")
+    assert not (tmp_path / "atlas").exists()
 
 
 def test_home_follows_the_environment(monkeypatch, tmp_path):

@@ -75,6 +75,16 @@ def test_aliases_are_followed():
     assert parse_document(AtlasSpec, SMALL + "tokens: {seed: &s 7}\nsplit: {seed: *s}\n").split.seed == 7
 
 
+def test_aliases_do_not_multiply():
+    """A few lines stand for 2^40 values, or for a list of a thousand lists of a thousand."""
+    doubled = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    squared = "name: r\natlas: a\nsteps:\n- &s {minus: [&w dog" + ", *w" * 999 + "]}\n" + "- *s\n" * 999
+    endless = "name: &n [*n]\n"
+    for text in (doubled, squared, endless):
+        assert len(text) < 12_000
+        assert problems(text, Recipe) == ["my.yaml:1: has more than 100,000 keys and values, aliases resolved."]
+
+
 def test_all_problems_are_reported_together():
     found = problems(
         "name: on\nmodel:\n  id: x\nclusters:\n  topk: 5\n  backend: hdbscn\n  min_samples: 0\n  min_samples: 3\n"
@@ -178,7 +188,7 @@ def test_every_item_of_a_list_is_checked():
         (SMALL + "[a]: 1\n", "my.yaml:5: a list: no such key"),
         (SMALL + "<<: {tokens: {seed: 1}}\n", "my.yaml:5: <<: no such key"),
         (SMALL + "name: again\n", "my.yaml:5: name: given twice, first on line 1: keep one."),
-        (SMALL + "images: {source: &a [*a]}\n", "my.yaml:5: images.source: must be text or null, not a list."),
+        (SMALL + "images: {source: &a [*a]}\n", "my.yaml:1: has more than 100,000 keys and values, aliases resolved."),
     ],
 )
 def test_texts_that_are_no_document_are_refused(text, expected):

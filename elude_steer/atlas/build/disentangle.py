@@ -139,8 +139,8 @@ def _hash_samples(
     for item in islice(images.items(), 0, None, step):
         try:
             image, _ = item.read()
-        except Exception:  # noqa: BLE001, S112 - unreadable files are reported by collect_tokens
-            continue
+        except Exception:  # noqa: BLE001, S112  # nosec B112
+            continue  # collect_tokens reports files that cannot be read
         with record(layer, stop=False) as recorded:
             model(prepare([image]))
         digest.update(recorded.input.cpu().float().contiguous().numpy().tobytes())

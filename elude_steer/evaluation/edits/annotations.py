@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits.caption_reader import CaptionReader
+from elude_steer.utils.files import read_bytes
 
+_MAX_BYTES = 2**31  # of a file; the largest of COCO has 470 MB
 LARGE = 0.01  # share of the image; captions seldom mention smaller objects
 _INSTANCES, _CAPTIONS = "instances_val2017.json", "captions_val2017.json"
 _SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
@@ -114,7 +116,7 @@ def read_json_lists(path: Path, keys: Sequence[str], example: str) -> dict[str, 
     """
     expected = f"give one such as {example}"
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path, _MAX_BYTES))
     except OSError as error:
         raise SpecError(f"'{path}' cannot be read: {error.strerror or error}; {expected}.") from error
     except ValueError as error:  # not JSON, or not even text

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elude_steer.errors import SpecError
+from elude_steer.utils.files import read_bytes
 
+_MAX_BYTES = 2**24  # of a list of classes
 _PLURALS = {
     "person": "people", "child": "children", "mouse": "mice", "knife": "knives", "pocketknife": "pocketknives",
     "calf": "calves", "goose": "geese", "ox": "oxen",
@@ -64,7 +66,7 @@ class CaptionReader:
             patterns: regular expressions to use in place of a name.
         """
         try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").lower().splitlines()]
+            lines = [line.strip() for line in read_bytes(path, _MAX_BYTES).decode().lower().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
             raise SpecError(f"'{path}' cannot be read: {reason}; give a line per class: dog: puppy, hound") from error
