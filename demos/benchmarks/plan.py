@@ -2,9 +2,9 @@
 
     python demos/benchmarks/plan.py [--images 1280000] [--units 1152] [--machines 8 16 32 64] [--cores 32] [--gpu]
 
-Every rate below says where it comes from: *measured* on two cores without a GPU (the tables of demos/guides/scaling.md),
-or *estimated* from operations. A stage takes its work over the machines' rate, but never less than its longest piece, and
-parts that one process does alone are added. The plan is arithmetic; nothing of this size was run.
+Every rate below says where it comes from: *measured* on two cores without a GPU (tables of demos/guides/scaling.md), or
+*estimated* from operations. A stage takes whole rounds of its pieces on all machines, and the parts that one process
+does alone are added. The plan is arithmetic; nothing of this size was run.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def plan(job: Job) -> list[Stage]:
     label_shards = math.ceil(job.labelled / SHARD_IMAGES)
     calibrated = min(job.labelled, 10_000)
     return [
-        spread(job, "collecting", shards, SHARD_IMAGES * image, 1, shards * STORE_PUT / 8 + 2 * fetch, "GPUs, then images"),
+        spread(job, "collecting", shards, SHARD_IMAGES * image, 1, shards * STORE_PUT / 8 + 2 * fetch, "the towers"),
         spread(job, "ranking", blocks, block, job.cores, 0, f"{blocks} blocks; each machine fetches the store"),
         spread(job, "clustering", job.units, cluster, job.clusters_at_a_time, 0, "memory of a machine"),
         spread(job, "splitting", blocks, split, job.cores, 0, f"{blocks} blocks"),

@@ -30,7 +30,9 @@ class Rows:
 
     def with_format(self, name):
         assert name == "arrow"
-        return SimpleNamespace(iter=lambda size: (part[i : i + size] for part in self.parts for i in range(0, len(part), size)))
+        return SimpleNamespace(
+            iter=lambda size: (part[i : i + size] for part in self.parts for i in range(0, len(part), size))
+        )
 
     def shard(self, num_shards, index):
         return Rows([self.parts[index]], self.read)

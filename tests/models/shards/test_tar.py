@@ -150,7 +150,9 @@ def test_cut_compressed_missing_and_empty_shards_are_one_line(tmp_path, image_fo
         image_set(f"{tmp_path}/{{00..03}}.tar")
     with pytest.raises(ImageError, match="no file fits"):
         image_set(f"{tmp_path}/none*.tar")
-    with pytest.raises(ImageError, match=r"behind a URL, images are read from tar shards: give 's3://b/photos/\*\.tar'"):
+    with pytest.raises(
+        ImageError, match=r"behind a URL, images are read from tar shards: give 's3://b/photos/\*\.tar'"
+    ):
         image_set("s3://b/photos/")
 
 

@@ -20,6 +20,7 @@ def machine(tmp_path, store, monkeypatch):
 
     def start(name):
         monkeypatch.setattr(module, "_brought", {})
+        monkeypatch.setattr(module, "_looked", set())
         (tmp_path / name).mkdir(exist_ok=True)
         return Mirror(tmp_path / name, store)
 
@@ -80,6 +81,15 @@ def test_forgotten_files_leave_no_marker(machine, tmp_path):
     here.share(files[1:])
     here.forget(files[:1])
     assert machine("b").finished() == {"two"} and not (tmp_path / "store" / "one").exists()
+
+
+def test_a_machine_that_gave_some_files_fetches_those_of_others(machine, tmp_path):
+    """`once` counts looks, not what this process has written itself."""
+    machine("b").share(write(machine("b"), theirs="1"))
+    here = machine("a")
+    here.share(write(here, mine="2"))
+    here.bring(once=True)
+    assert (here.path / "theirs").read_text() == "1"
 
 
 def test_without_a_url_only_the_folder_counts(tmp_path):
