@@ -27,6 +27,7 @@ _MARKERS = "done"
 _AT_A_TIME = 8  # files that are fetched at once
 _BLOCK = 1 << 22
 _brought: dict[str, set[str]] = {}  # by URL: the markers whose files this process has in its folder
+_looked: set[str] = set()  # URLs of which this process has fetched all there was; of a finished stage, all there is
 _GUARD = threading.Lock()
 
 
@@ -78,7 +79,7 @@ class Mirror:
         Args:
             once: do nothing if this process has looked before; for folders of finished stages.
         """
-        if self.url is None or (once and self.url in _brought):
+        if self.url is None or (once and self.url in _looked):
             return
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,7 @@ class Mirror:
             with ThreadPoolExecutor(_AT_A_TIME) as pool:
                 list(pool.map(self._fetch, missing))
         self._remember(missing)
+        _looked.add(self.url)
 
     def forget(self, files: Iterable[Path]) -> None:
         """Delete files and their markers from the store, markers first; the folder keeps what it has."""

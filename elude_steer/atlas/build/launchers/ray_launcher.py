@@ -7,6 +7,7 @@ results are files: in the work folder, if all machines share it, or behind a URL
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,10 +115,14 @@ def connect(resources: Resources, address: str | None, processes: int | None) ->
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
             options |= {"num_cpus": processes or count_cores(), "include_dashboard": False}
+            # Ray lets its workers wait for every other program of a machine; these are the user's own work.
+            os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             ray.init(address=address, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises plain ones, too
             line = " ".join(str(error).split())[:200]
+            if address is None:
+                raise ProcessError(f"Ray does not start here ({line}); run the same command again.") from error
             raise ProcessError(
                 f"there is no Ray cluster at '{address}' ({line}); start one with `ray start --head`, or leave out "
                 "--address."
