@@ -23,6 +23,7 @@ from elude_steer.utils import optional
 
 PORT = 8000
 _DRAIN = 30  # seconds that answers have to be finished after SIGTERM
+_KEEP_ALIVE = 75  # of silence; a client that pauses for uvicorn's 5 would meet a connection that is just being closed
 
 
 def make_service(
@@ -82,6 +83,7 @@ def serve(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_DRAIN,
+        timeout_keep_alive=_KEEP_ALIVE,
         limit_concurrency=2 * service.limits.waiting + 64,
         server_header=False,
     )
