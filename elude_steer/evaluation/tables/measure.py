@@ -1,4 +1,4 @@
-"""What a dictionary is worth on the images of a table, the same measures for every method, and what its latents show."""
+"""What a dictionary is worth on the images of a table, the same for every method, and what its latents show."""
 
 from __future__ import annotations
 
