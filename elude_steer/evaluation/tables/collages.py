@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageOps
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import find_methods
 from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.measure import strongest_images, strongest_of_units
 from elude_steer.evaluation.tables.setup import TableSetup
-from elude_steer.evaluation.tables.strongest import strongest_images, strongest_of_units
 from elude_steer.utils.files import check_folder, write_image
 
 _CELL, _GAP, _LINE = 96, 6, 3  # pixels

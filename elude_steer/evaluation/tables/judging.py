@@ -20,8 +20,8 @@ from elude_steer.evaluation.measures.llm_judges import (
     rank_methods,
 )
 from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.measure import strongest_images
 from elude_steer.evaluation.tables.setup import TableSetup
-from elude_steer.evaluation.tables.strongest import strongest_images
 
 
 def judge_methods(

@@ -1,14 +1,15 @@
-"""What a dictionary is worth on the images of a table: the same measures for every method."""
+"""What a dictionary is worth on the images of a table, the same for every method, and what its latents show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from elude_steer.errors import ImageError
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
+from elude_steer.evaluation.compare.methods import Method
 from elude_steer.evaluation.measures.faithfulness import R2
 from elude_steer.evaluation.measures.geometry import collinearity, effective_rank
 from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
@@ -16,6 +17,9 @@ from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.setup import class_of
 from elude_steer.models.images import Item
+from elude_steer.utils.files import read_tensors, write_tensors
+
+KEPT = 16  # images that are found for each latent
 
 
 @torch.inference_mode()
@@ -101,3 +105,38 @@ def head_classes(bench: Bench, items: Sequence[Item]) -> list[int]:
         return [f"{class_of(item.id, bench.setup.classes)}/{item.index}" for item in some]
 
     return [] if bench.head is None else bench.head.numbers(named(items), named(bench.held_out.items))
+
+
+def strongest_images(bench: Bench, method: Method, seed: int) -> torch.Tensor:
+    """Indices of the held-out images that activate each latent most, `(S, 16)`, strongest first.
+
+    -1 stands where a latent never fires or there are fewer images.
+    """
+    path = bench.folder / "strongest" / f"{method.number:02d}-{seed}.safetensors"
+    if not path.exists():
+        write_tensors(path, {"images": _find(bench, bench.dictionary(method, seed).read)})
+    return read_tensors(path)["images"]
+
+
+def strongest_of_units(bench: Bench) -> torch.Tensor:
+    """The same for the units of the layer."""
+    path = bench.folder / "strongest" / "units.safetensors"
+    if not path.exists():
+        write_tensors(path, {"images": _find(bench, linear_outputs(bench.tower.layer))})
+    return read_tensors(path)["images"]
+
+
+@torch.inference_mode()
+def _find(bench: Bench, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    peaks, indices = None, []
+    for item, q, _ in bench.held_out.activations():
+        codes = read(q)
+        peaks = peaks or Peaks(codes.shape[1], 1, KEPT)
+        peaks.add(codes, codes[:, :1])  # the stored outputs are of no use here
+        indices.append(item.index)
+    if peaks is None:
+        return torch.full((0, KEPT), -1)
+    values, order = peaks.values.sort(dim=1, descending=True, stable=True)
+    rows = peaks.images.gather(1, order)
+    found = torch.tensor(indices)[rows.clamp_min(0)]
+    return found.masked_fill((values == -torch.inf) | peaks.silent[:, None], -1)
