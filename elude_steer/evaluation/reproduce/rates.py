@@ -93,12 +93,13 @@ class Rates:
 
             train(1)  # what happens once in a process is not counted
             few, many = train(1), train(_STEPS)
-            step = max((many - few) / (_STEPS - 1), 1e-6)
-            self._known[key] = (max(few - step, 0.0), step, size)
-        start, step, size = self._known[key]
+            step = (many - few) / (_STEPS - 1)
+            if spec.kind == "archetypal":  # its beginning grows with the tokens, and so do its steps
+                step = (many - self._clustering(spec, _STEPS * size)) / _STEPS
+            self._known[key] = (max(few - step, 0.0), max(step, 1e-6))
+        start, step = self._known[key]
         if spec.kind == "archetypal":  # it clusters up to twenty tokens for each latent before the first step
-            few = max(0.0, start - self._clustering(spec, size))
-            start = few + self._clustering(spec, min(tokens, 20 * spec.latents))
+            start = self._clustering(spec, min(tokens, 20 * spec.latents))
         return start, step
 
     def _clustering(self, spec: SaeSpec, tokens: int) -> float:
