@@ -17,7 +17,9 @@ from elude_steer.errors import EludeSteerError
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"
 COMMANDS = GUIDES / "commands.md"
-NAMES = ("building", "commands", "evaluation", "models", "photoland", "scaling", "serving", "steering", "toyland")
+NAMES = (
+    "building", "commands", "evaluation", "models", "photoland", "reproduce", "scaling", "serving", "steering", "toyland",
+)  # fmt: skip
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,7 +29,8 @@ from elude_steer.specs import AtlasSpec, ClustersSpec
 from elude_steer.utils.threads import use_threads
 
 IMAGES = 12  # that a trial runs on
-_UNITS = 4  # that a trial clusters
+_UNITS = 16  # that a trial clusters, unless that takes longer than
+_PATIENCE = 8.0  # seconds
 _LARGEST = 4000  # instances in a trial; more are extrapolated
 _STEPS = 6  # of training in a trial
 _TOKENS = 2048  # that a trial encodes
@@ -91,12 +93,13 @@ class Rates:
 
             train(1)  # what happens once in a process is not counted
             few, many = train(1), train(_STEPS)
-            step = max((many - few) / (_STEPS - 1), 1e-6)
-            self._known[key] = (max(few - step, 0.0), step, size)
-        start, step, size = self._known[key]
+            step = (many - few) / (_STEPS - 1)
+            if spec.kind == "archetypal":  # its beginning grows with the tokens, and so do its steps
+                step = (many - self._clustering(spec, _STEPS * size)) / _STEPS
+            self._known[key] = (max(few - step, 0.0), max(step, 1e-6))
+        start, step = self._known[key]
         if spec.kind == "archetypal":  # it clusters up to twenty tokens for each latent before the first step
-            few = max(0.0, start - self._clustering(spec, size))
-            start = few + self._clustering(spec, min(tokens, 20 * spec.latents))
+            start = self._clustering(spec, min(tokens, 20 * spec.latents))
         return start, step
 
     def _clustering(self, spec: SaeSpec, tokens: int) -> float:
@@ -235,28 +238,37 @@ def _try_clustering(
     target = size.instances
     largest = min(target, _LARGEST if backend != "cuml" else 20_000)
     counts = sorted({largest, max(2, largest // 2)}) if target > largest else [largest]
-    generator, times, parts = torch.Generator().manual_seed(0), [], 1.0
+    times, parts = list[float](), 1.0
     few = replace(clusters, backend=backend, min_cluster_size=2)  # type: ignore[arg-type]
     cluster_unit(inputs[:50].cpu(), weight[0].cpu(), few)  # what happens once in a process is not counted
     for count in counts:
-        share = count / target
-        smallest = max(2, round(int(clusters.min_cluster_size) * share))
+        smallest = max(2, round(int(clusters.min_cluster_size) * count / target))
         spec = replace(clusters, backend=backend, min_cluster_size=smallest)  # type: ignore[arg-type]
-        units = range(0, len(weight), max(1, len(weight) // _UNITS))[:_UNITS]
-        found: list[int] = []
-
-        def run(count: int = count, spec: ClustersSpec = spec, units: Any = units, found: list[int] = found) -> None:
-            for unit in units:
-                rows = (inputs @ weight[unit]).topk(min(count, len(inputs))).indices.cpu()
-                if count > len(inputs):  # as many as in the run, not quite the same
-                    rows = torch.cat([rows, torch.randint(len(inputs), (count - len(inputs),), generator=generator)])
-                q = inputs[rows].cpu()
-                q = q * (1 + 0.05 * torch.randn(q.shape, generator=generator))
-                found.append(max(1, len(cluster_unit(q, weight[unit].cpu(), spec)["sizes"])))
-
-        times.append(timed(run, device) / len(units))
+        seconds, found = list[float](), list[int]()
+        for unit in range(0, len(weight), max(1, len(weight) // _UNITS)):
+            q = _strongest(inputs, weight[unit], count)
+            try_unit = partial(_count, q, weight[unit], spec, found)
+            seconds.append(timed(try_unit, device))
+            if len(seconds) > 1 and sum(seconds) > _PATIENCE:
+                break
+        times.append(sum(seconds) / len(seconds))
         parts = sum(found) / len(found)
     if len(times) == 1:
         return times[0], parts
     growth = min(2.0, max(1.0, float(torch.log2(torch.tensor(times[1] / max(times[0], 1e-9))))))
     return times[1] * (target / counts[1]) ** growth, parts
+
+
+def _count(q: torch.Tensor, weight: torch.Tensor, clusters: ClustersSpec, found: list[int]) -> None:
+    """Add the number of parts that the clusters of a unit's inputs make."""
+    found.append(max(1, len(cluster_unit(q, weight.cpu(), clusters)["sizes"])))
+
+
+def _strongest(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> torch.Tensor:
+    """A unit's strongest inputs, each a little changed; of fewer images than the run has, some several times."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (inputs @ weight).topk(min(count, len(inputs))).indices.cpu()
+    if count > len(inputs):
+        rows = torch.cat([rows, torch.randint(len(inputs), (count - len(inputs),), generator=generator)])
+    q = inputs[rows].cpu()
+    return q * (1 + 0.05 * torch.randn(q.shape, generator=generator))
