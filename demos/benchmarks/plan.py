@@ -111,6 +111,7 @@ def plan(job: Job) -> list[Stage]:
     cluster = CLUSTER_SECONDS[job.nearest_size]
     split = pass_over_store(job, 32 * (job.parts + 1), 100)
     pooled = job.labelled * sub_units * 8
+    joined = pooled / NETWORK + pooled / STORE_READ
     scorer = job.seconds_of(SCORER_OPERATIONS)
     label_shards = math.ceil(job.labelled / SHARD_IMAGES)
     calibrated = min(job.labelled, 10_000)
@@ -119,7 +120,7 @@ def plan(job: Job) -> list[Stage]:
         spread(job, "ranking", blocks, block, job.cores, 0, f"{blocks} blocks; each machine fetches the store"),
         spread(job, "clustering", job.units, cluster, job.clusters_at_a_time, 0, "memory of a machine"),
         spread(job, "splitting", blocks, split, job.cores, 0, f"{blocks} blocks"),
-        spread(job, "pooling", label_shards, SHARD_IMAGES * image, 1, pooled / NETWORK + pooled / STORE_READ, "the first process"),
+        spread(job, "pooling", label_shards, SHARD_IMAGES * image, 1, joined, "the first process"),
         spread(job, "scoring", label_shards, SHARD_IMAGES * scorer, 1, 0, "GPUs"),
         spread(job, "calibrating", CALIBRATION_PIECES, calibrated / CALIBRATION_PIECES * image, 1, 0, "16 pieces"),
     ]  # fmt: skip
@@ -146,7 +147,8 @@ def first_to_break(job: Job) -> list[str]:
         busy = job.tiles * job.seconds_of(TILE_OPERATIONS)
         idle_share = PREPARE_SECONDS / (busy + PREPARE_SECONDS)
         found.append(
-            f"one task a GPU prepares its images itself and leaves the GPU idle {idle_share:.0%} of the time (ask for gpus={1 / TASKS_A_GPU:g})"
+            f"one task a GPU prepares its images itself and leaves it idle {idle_share:.0%} of the time "
+            f"(ask for gpus={1 / TASKS_A_GPU:g})"
         )
     if need > job.memory:
         found.append(f"one unit needs {need / 1e9:.1f} GB to cluster, a machine has {job.memory / 1e9:.0f}")

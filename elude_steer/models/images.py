@@ -81,9 +81,9 @@ def image_set(source: Any, *, split: str = "train", column: str = "image", limit
 
     Args:
         source: a folder (searched with its sub-folders), a text file with one path per line, a list of paths, `hf:`
-            and the id of a dataset (`hf-stream:` reads it without a copy on this machine), a pattern of tar files such as
-            `s3://bucket/shards/{000..099}.tar`, `toyland:` and a seed (scenes are drawn when they are read), or a sequence or
-            iterable of PIL images, arrays or tensors, or of tuples that begin with one.
+            and the id of a dataset (`hf-stream:` reads it without a copy on this machine), a pattern of tar files such
+            as `s3://bucket/shards/{000..099}.tar`, `toyland:` and a seed (scenes are drawn when they are read), or a
+            sequence or iterable of PIL images, arrays or tensors, or of tuples that begin with one.
         split: split of a Hugging Face dataset.
         column: column of a Hugging Face dataset.
         limit: take only this many images, the first ones.

@@ -1,8 +1,8 @@
 """Images in plain tar files, as WebDataset has them, each read from its place without unpacking anything.
 
 A shard may come from a stranger. A member's name is only a name: it becomes the id of an image and never a path,
-nothing is written to disk, links and devices are passed over, and headers, names, members and their number are bounded. The
-bytes of a member go through the same decoder as those of a file.
+nothing is written to disk, links and devices are passed over, and headers, names, members and their number are bounded.
+The bytes of a member go through the same decoder as those of a file.
 
 The images are those of all shards in the order of their names, as in the folder that the shards were made from; so
 batches, seeds and results are the folder's, whatever the size of the shards.
