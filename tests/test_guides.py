@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"
 COMMANDS = GUIDES / "commands.md"
 NAMES = (
-    "building", "commands", "evaluation", "models", "photoland", "reproduce", "scaling", "serving", "steering", "toyland",
+    "building", "commands", "evaluation", "models", "photoland", "reproduce", "scaling", "serving", "steering",
+    "toyland",
 )  # fmt: skip
 DOCUMENTS = [
     ROOT / "README.md",
