@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elude_steer.atlas.build.pipeline import load_tower
 from elude_steer.atlas.build.sizes import clustering_size, fitting_backend, resolve_clusters, resolve_tokens
 from elude_steer.evaluation.compare.methods import METHODS, Method
 from elude_steer.evaluation.reproduce.edits import Edit
@@ -14,6 +13,8 @@ from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_or
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.evaluation.reproduce.rates import Rates, measure_rates, timed
 from elude_steer.evaluation.reproduce.steering import atlas_folder, atlas_spec, needs_build
+from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.measure import head_classes
 from elude_steer.evaluation.tables.run import list_rows
 from elude_steer.method.backends import memory_needed
 from elude_steer.models.images import image_set, open_image
@@ -95,7 +96,12 @@ def forecast_tables(experiment: Experiment) -> Forecast:
             if not left:
                 continue
         options.log(f"trying out {spec.model.id.rstrip('/').rsplit('/', 1)[-1]} on this machine")
-        tower = load_tower(spec.model, options.device, trust_remote_code=options.trust_remote_code)
+        bench = Bench(setup)
+        tower = bench.tower
+        if bench.is_classified and experiment.name in ("interpretability", "generalization"):
+            head_classes(
+                bench, bench.held_out.items
+            )  # refuses classes that the head does not have, before hours of work
         instances = images * int(spec.tokens.per_image)
         spec = resolve_clusters(spec, instances)
         rates = measure_rates(tower, spec, list(setup.image_set.items()), instances)
