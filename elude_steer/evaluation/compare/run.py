@@ -128,8 +128,8 @@ class Comparison:
         """The scenes to edit."""
         matcher = self.atlas(ELUDE, self.size.seeds[0]).matcher()
         tuning = toyland_world(_TUNING, self.size.tuning_scenes)
-        others = (toyland_world(REPORTED, count) for count in (self.size.edited_scenes, self.size.scenes))
-        return EditTrial(self.vlm, matcher, tuning, *others, self.work)
+        edited = toyland_world(REPORTED, self.size.edited_scenes)
+        return EditTrial(self.vlm, matcher, tuning, edited, toyland_world(REPORTED, self.size.scenes), self.work)
 
     @cached_property
     def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
