@@ -91,7 +91,7 @@ def measure(
         scores, overlaps = [], []
         for q, shown in zip(held_out.layer_inputs(), held_out.shown_by_image(), strict=True):
             readings = dictionary.read(q) @ weights.float().T + bias.float()
-            scores.append(strongest_mean(readings))
+            scores.append(strongest_mean(readings, max(3, len(readings) // 20)))
             region = find_region(readings, fit).numpy()
             for number, word in enumerate(WORDS):
                 there = shown == word

@@ -269,11 +269,8 @@ class Comparison:
             return self.label(method, seed, dictionary), time.process_time() - start
 
         row: dict[str, Any] = {"method": method.name, "seed": seed}
-        if "measures" in parts:
-            row |= self._measure(method, seed, make_latents)
-        if "edits" in parts:
-            row["edits"] = self._edit(method, seed, make_latents)
-        return row
+        row |= self._measure(method, seed, make_latents) if "measures" in parts else {}
+        return row | ({"edits": self._edit(method, seed, make_latents)} if "edits" in parts else {})
 
     def _stem(self, method: Method, seed: int) -> str:
         return str(self.work / "results" / f"{method.number:02d}-{seed}")
@@ -322,10 +319,10 @@ class Comparison:
 
                 name = f"{mode} {kind}{SUPERVISED if supervised else ''}"
                 key = make_key(grid, REPORTED, self.size.edited_scenes)[:8]
-                file = f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{key}.json"
-                if not Path(file).exists():
+                path = Path(f"{self._stem(method, seed)}-{name.replace(' ', '-')}-{key}.json")
+                if not path.exists():
                     make_latents()  # first, because the seconds are those of steering
-                found[name] = load_or_make(Path(file), steer)
+                found[name] = load_or_make(path, steer)
         return found
 
     def run(
@@ -439,8 +436,7 @@ class Comparison:
         return self.work / "costs" / f"{method.number:02d}-{seed}-{run}.json"
 
     def _vectors(self, method: Method, seed: int, run: int = 0) -> Path:
-        again = f"-run{run}" if run else ""
-        return self.work / "results" / f"{method.number:02d}-{seed}{again}.safetensors"
+        return self.work / "results" / f"{method.number:02d}-{seed}{f'-run{run}' if run else ''}.safetensors"
 
     def stability_across_draws(self, method: Method) -> float:
         """Similarity of the dictionaries of different token draws."""
