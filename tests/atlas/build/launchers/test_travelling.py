@@ -162,7 +162,7 @@ def test_a_machine_that_would_compute_other_numbers_is_refused(spec, image_folde
     describe = pipeline.describe_build
     other = lambda build, threads: replace(describe(build, threads), source=("other weights", *build.source[1:]))  # noqa: E731
     monkeypatch.setattr(pipeline, "describe_build", other)
-    with pytest.raises(ProcessError, match="has [0-9a-f]+ where the first one has other weights; give all machines"):
+    with pytest.raises(ProcessError, match=r"has [0-9a-f]+ where the first one has other weights; give all machines"):
         es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True, launcher="ray")
     assert launcher.done == [] and not (tmp_path / "a").exists()
 
