@@ -93,5 +93,5 @@ def test_what_cannot_be_streamed_is_one_line(stream):
         raise ValueError("pass trust_remote_code=True")
 
     stream.library.load_dataset_builder = refuse
-    with pytest.raises((UntrustedCodeError, ImageError), match="could not be loaded|brings code of its own"):
+    with pytest.raises((UntrustedCodeError, ImageError), match=r"could not be loaded|brings code of its own"):
         image_set("hf-stream:me/photos")

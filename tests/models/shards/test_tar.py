@@ -117,7 +117,7 @@ def test_a_header_of_gigabytes_is_not_read(kind, tmp_path):
     with path.open("wb") as file:
         file.write(header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
         file.truncate(5_000_010_000)  # of holes
-    with pytest.raises(ImageError, match="not a sound tar file .*too long"):
+    with pytest.raises(ImageError, match=r"not a sound tar file .*too long"):
         image_set(str(path))
 
 

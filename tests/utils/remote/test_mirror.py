@@ -64,7 +64,7 @@ def test_damaged_files_and_markers_that_lead_out_are_refused(machine, tmp_path):
     here = machine("a")
     here.share(write(here, last="2"))
     (tmp_path / "store" / "last").write_text("3")
-    with pytest.raises(StorageError, match="'file://.*/store/last' is damaged; delete it and run again"):
+    with pytest.raises(StorageError, match=r"'file://.*/store/last' is damaged; delete it and run again"):
         machine("b").bring()
     assert not (tmp_path / "b" / "last").exists()
     for bad in ('{"../x": [1, "a"]}', '{"/etc/x": [1, "a"]}', '{"x": 1}', "[1]", "{", '{"..": [1, "a"]}'):

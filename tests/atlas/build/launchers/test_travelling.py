@@ -142,7 +142,13 @@ def test_machines_without_a_folder_in_common_give_the_same_bytes(
 
 
 def test_labels_and_calibration_travel_too(tmp_path, loopback):
-    settings = ["images.limit=120", "clusters.units=4", "clusters.top_k=300", "labels.top_k=20"]
+    settings = [
+        "images.limit=120",
+        "clusters.units=4",
+        "clusters.top_k=300",
+        "labels.top_k=20",
+        "clusters.min_cluster_size=8",
+    ]
     options = {"settings": settings, "quiet": True}
     alone = es.build("toyland", out=tmp_path / "a", work=tmp_path / "w", **options)
     loopback(home=tmp_path / "elsewhere")
@@ -156,7 +162,7 @@ def test_a_machine_that_would_compute_other_numbers_is_refused(spec, image_folde
     describe = pipeline.describe_build
     other = lambda build, threads: replace(describe(build, threads), source=("other weights", *build.source[1:]))  # noqa: E731
     monkeypatch.setattr(pipeline, "describe_build", other)
-    with pytest.raises(ProcessError, match="has [0-9a-f]+ where the first one has other weights; give all machines"):
+    with pytest.raises(ProcessError, match=r"has [0-9a-f]+ where the first one has other weights; give all machines"):
         es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True, launcher="ray")
     assert launcher.done == [] and not (tmp_path / "a").exists()
 
@@ -167,7 +173,7 @@ def test_a_machine_without_the_images_is_refused(spec, image_folder, tmp_path, l
     describe = pipeline.describe_build
     lost = lambda build, threads: replace(describe(build, threads), samples=("00",))  # noqa: E731
     monkeypatch.setattr(pipeline, "describe_build", lost)
-    with pytest.raises(ProcessError, match="does not read the same images of .*; give all machines the same folder"):
+    with pytest.raises(ProcessError, match=r"does not read the same images of .*; give all machines the same folder"):
         es.build(spec, images=image_folder, out=tmp_path / "a", quiet=True, launcher="ray")
 
 
@@ -313,7 +319,7 @@ def test_the_generated_script_asks_for_what_was_said(submitit, tmp_path):
 
 def test_without_slurm_the_launcher_says_so(submitit, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ProcessError, match="`srun` is not on this machine.*--resource cluster=local"):
+    with pytest.raises(ProcessError, match=r"`srun` is not on this machine.*--resource cluster=local"):
         slurm_launcher.connect(Resources(), tmp_path)
 
 
