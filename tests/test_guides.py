@@ -17,7 +17,18 @@ from elude_steer.errors import EludeSteerError
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "demos" / "guides"
 COMMANDS = GUIDES / "commands.md"
-NAMES = ("building", "commands", "evaluation", "models", "photoland", "promises", "scaling", "serving", "steering", "toyland")
+NAMES = (
+    "building",
+    "commands",
+    "evaluation",
+    "models",
+    "photoland",
+    "promises",
+    "scaling",
+    "serving",
+    "steering",
+    "toyland",
+)
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
