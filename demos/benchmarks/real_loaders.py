@@ -2,8 +2,8 @@
 
     python demos/benchmarks/real_loaders.py
 
-It needs an environment with timm, open_clip_torch and datasets, and torchvision 0.28.0 without its dependencies, which would
-replace torch by the CUDA build. It exits with 1 if a pickle or a script ran without permission.
+It needs an environment with timm, open_clip_torch and datasets, and torchvision 0.28.0 without its dependencies, which
+would replace torch by the CUDA build. It exits with 1 if a pickle or a script ran without permission.
 """
 
 import json

@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from elude_steer import toyland
 WORDS = ("dog", "cat", "teddy", "train", "chair", "frisbee", "biker", "bear")
 
 
-def watch(name: str, count: int, step) -> bool:
+def watch(name: str, count: int, step: Callable[[int], object]) -> bool:
     """Do a step many times; print memory at ten moments, and return whether the second half is flat."""
     process, seen, start = psutil.Process(), [], time.process_time()
     for number in range(count):
@@ -54,13 +55,13 @@ def soak_demo(count: int, seed: int) -> bool:
     """Requests of programs to a demo in this process, over its port."""
     from gradio_client import Client, handle_file
 
-    from elude_steer.demo.launch import launch
+    from elude_steer.demo.launch import serve
 
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "scene.png"
         next(iter(toyland.scenes(seed=seed + 71_000, n=1))).image.save(image)
-        app = launch(es.Steerer.load("toyland"), rate=10**6)
+        app = serve(es.Steerer.load("toyland"), browse=False, wait=False)
         client = Client(app.local_url, verbose=False)
         flat = watch(
             "demo",

@@ -111,13 +111,13 @@ def change_prompt(vlm: Vlm, prefix: Prefix, images: Sequence[Any], prompts: Sequ
 
 
 def _run_prefix(vlm: Vlm, images: Sequence[Any], prompt: str | Sequence[str]) -> Prefix:
+    sizes = [(image.width, image.height) for image in images]
     if is_compiled(vlm.model, vlm.layer_name):  # compiled code has no place to resume
-        return _collect_prefix(vlm, images, prompt, [])
+        return _collect_prefix(vlm, vlm.inputs(images, prompt), sizes, [])
     with _PROVING:
         if vlm.layer not in _KEPT:
             first = prompt if isinstance(prompt, str) else prompt[0]
             _KEPT[vlm.layer] = _prove_resuming(vlm, images[:1], first)
-    sizes = [(image.width, image.height) for image in images]
     return _collect_prefix(vlm, vlm.inputs(images, prompt), sizes, _KEPT[vlm.layer] or [])
 
 
@@ -131,7 +131,7 @@ def run_tower(vlm: Vlm, inputs: Mapping[str, Any], sizes: Sequence[tuple[int, in
         sizes: width and height of all images of all rows.
     """
     with vlm.use_threads():
-        return _collect_prefix(vlm, inputs, sizes, _KEPT[vlm.layer] or [])
+        return _collect_prefix(vlm, inputs, sizes, _KEPT.get(vlm.layer) or [])  # none of a compiled model
 
 
 def _collect_prefix(
