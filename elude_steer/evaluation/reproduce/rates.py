@@ -32,7 +32,7 @@ IMAGES = 12  # that a trial runs on
 _UNITS = 16  # that a trial clusters, unless that takes longer than
 _PATIENCE = 8.0  # seconds
 _LARGEST = 4000  # instances in a trial; more are extrapolated
-_STEPS = 6  # of training in a trial
+_BATCHES, _EPOCHS = 2, 2  # of training in a trial
 _TOKENS = 2048  # that a trial encodes
 _MEASURED = 3  # images that a trial measures
 
@@ -82,33 +82,24 @@ class Rates:
         size = min(spec.batch_size, tokens)
         key = ("steps", spec.kind, spec.latents, size, spec.active)
         if key not in self._known:
-            rows = torch.randint(len(self._inputs), (_STEPS * size,), generator=torch.Generator().manual_seed(0))
+            count = min(_BATCHES * size, tokens)
+            rows = torch.randint(len(self._inputs), (count,), generator=torch.Generator().manual_seed(0))
             inputs = self._inputs[rows] if spec.kind == "transcoder" else self._outputs[rows]
             targets = self._outputs[rows] if spec.kind == "transcoder" else None
-            one = replace(spec, epochs=1)
 
-            def train(count: int) -> float:
-                some = None if targets is None else targets[: count * size]
-                return self._time(lambda: train_sae(one, inputs[: count * size], some, device=self.tower.device))
+            def train(epochs: int) -> float:
+                some = replace(spec, epochs=epochs)
+                return self._time(lambda: train_sae(some, inputs, targets, device=self.tower.device))
 
             train(1)  # what happens once in a process is not counted
-            few, many = train(1), train(_STEPS)
-            step = (many - few) / (_STEPS - 1)
-            if spec.kind == "archetypal":  # its beginning grows with the tokens, and so do its steps
-                step = (many - self._clustering(spec, _STEPS * size)) / _STEPS
-            self._known[key] = (max(few - step, 0.0), max(step, 1e-6))
-        start, step = self._known[key]
+            few, many = train(1), train(1 + _EPOCHS)  # the beginning is the same
+            steps = count // size
+            step = max((many - few) / (_EPOCHS * steps), 1e-6)
+            self._known[key] = (max(few - steps * step, 0.0), step, count)
+        start, step, count = self._known[key]
         if spec.kind == "archetypal":  # it clusters up to twenty tokens for each latent before the first step
-            start = self._clustering(spec, min(tokens, 20 * spec.latents))
+            start *= min(tokens, 20 * spec.latents) / min(count, 20 * spec.latents)
         return start, step
-
-    def _clustering(self, spec: SaeSpec, tokens: int) -> float:
-        """Seconds to cluster tokens into archetypes; of more than the trial has, in proportion."""
-        count = min(tokens, len(self._outputs))
-        key = ("archetypes", spec.latents, count)
-        if key not in self._known:
-            self._known[key] = self._time(lambda: Sae(spec, self._outputs[:count], self._outputs[:count]))
-        return float(self._known[key]) * tokens / count
 
     def encoding(self, spec: SaeSpec) -> float:
         """Seconds to encode and decode a token."""
