@@ -20,7 +20,7 @@ def check_images(source: str | None) -> None:
     """Raise if a folder or list of images is not there; those of the Hub are looked for later."""
     from elude_steer.errors import ImageError
     from elude_steer.models.images import image_set
-    from elude_steer.models.shards.patterns import list_shards, names_shards
+    from elude_steer.models.sources.patterns import list_shards, names_shards
 
     if source is None or source.startswith(("hf:", "hf-stream:")):
         return

@@ -45,7 +45,7 @@ from elude_steer.atlas.reference_images import check_source, record_build
 from elude_steer.errors import EludeSteerWarning, SpecError
 from elude_steer.models.images import image_set
 from elude_steer.models.loading import check_device
-from elude_steer.models.shards.patterns import names_shards
+from elude_steer.models.sources.patterns import names_shards
 from elude_steer.recipe_files import load_spec, parse_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.utils.files import home

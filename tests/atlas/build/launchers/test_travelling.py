@@ -19,7 +19,7 @@ from elude_steer.errors import ProcessError, SpecError, StorageError
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
 from elude_steer.utils.parallel import Slots, WorkerGroup
 from elude_steer.utils.remote import mirror, root
-from tests.models.shards.test_tar import pack
+from tests.models.sources.test_tar import pack
 
 cloudpickle = pytest.importorskip("cloudpickle", reason="brought by submitit and Ray")
 

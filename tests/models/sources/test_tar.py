@@ -5,7 +5,7 @@ import pytest
 
 from elude_steer.errors import ImageError, SpecError, StorageError
 from elude_steer.models.images import image_set
-from elude_steer.models.shards import patterns, tar
+from elude_steer.models.sources import patterns, tar
 
 
 @pytest.fixture(autouse=True)

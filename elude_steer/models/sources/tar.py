@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elude_steer.errors import ImageError, StorageError
-from elude_steer.models.shards.patterns import ShardFile, list_shards
+from elude_steer.models.sources.patterns import ShardFile, list_shards
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key
 from elude_steer.utils.remote.filesystems import explain_remote_errors, open_filesystem
