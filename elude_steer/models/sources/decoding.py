@@ -19,7 +19,7 @@ _STRIP = 1_000_000  # pixels that are converted at a time
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
-    """Decode the bytes of an image file within bounded memory: all that its header tells is checked before anything is decoded."""
+    """Decode an image file within bounded memory: all that its header tells is checked before anything is decoded."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if data[:4] in (b"%!PS", b"\xc5\xd0\xd3\xc6"):
