@@ -450,13 +450,20 @@ def test_every_loader_passes_the_gate():
 
 
 def test_nothing_reads_a_pickle():
+    """But what a build sends to its own workers on Ray or SLURM, which pickle all that they carry."""
     for source, nodes in SOURCES.items():
         for node in nodes:
             if isinstance(node, ast.Attribute) and node.attr in ("load", "loads"):
+                if source.startswith("elude_steer/atlas/build/launchers/") and last_name(node.value) == "cloudpickle":
+                    continue
                 assert last_name(node.value) not in PICKLES, f"{source}:{node.lineno}"
             assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle"), (
                 f"{source}: NumPy's default is no"
             )
+
+
+# Of these objects, it is what their maker was given as an argument.
+ALLOWED = {"False"} | {f"{owner}trust_remote_code" for owner in ("", "build.", "origin.", "options.", "setup.")}
 
 
 def test_permission_is_passed_on_as_the_caller_gave_it():
@@ -472,7 +479,7 @@ def test_permission_is_passed_on_as_the_caller_gave_it():
                 pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
                 defaults = {ast.unparse(value) for one, value in pairs if one.arg == "trust_remote_code" and value}
                 assert defaults <= {"False"}, f"{source}: {node.name}"
-    assert len(passed) > 20 and set(passed) <= {"trust_remote_code", "False", "build.trust_remote_code"}
+    assert len(passed) > 20 and set(passed) <= ALLOWED
 
 
 def test_the_space_allows_nothing():

@@ -6,6 +6,7 @@ It needs an environment with timm, open_clip_torch and datasets, and torchvision
 would replace torch by the CUDA build. It exits with 1 if a pickle or a script ran without permission.
 """
 
+import argparse
 import json
 import os
 import pickle
@@ -20,8 +21,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from checks import register_missing_operators  # noqa: E402
-
-register_missing_operators()
 
 from elude_steer.errors import EludeSteerError  # noqa: E402
 from elude_steer.models.dual_encoder import load_dual_encoder  # noqa: E402
@@ -99,6 +98,8 @@ def attacks(work: Path) -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     """Attack, and print what happened."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    register_missing_operators()
     warnings.simplefilter("ignore")
     ran = []
     with tempfile.TemporaryDirectory() as folder:

@@ -182,7 +182,13 @@ def show_log() -> None:
     """Show the library's log on stderr, one note per line."""
     import logging
 
-    handler = logging.StreamHandler()
+    class Handler(logging.Handler):
+        """Writes to the standard error of the moment: a program that calls commands may exchange it in between."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(self.format(record), err=True)
+
+    handler = Handler()
     handler.setFormatter(logging.Formatter("elude-steer: note: %(message)s"))
     log = logging.getLogger("elude_steer")
     log.setLevel(logging.INFO)

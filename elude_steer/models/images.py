@@ -264,7 +264,7 @@ def _read_file(data: bytes) -> tuple[Any, bytes]:
 
 
 def _dataset(id: str, split: str, column: str, limit: int | None) -> ImageSet:
-    data = load_from_hub("load_dataset", f"hf:{id}", id, split=split)
+    data = load_from_hub(f"hf:{id}", id, split=split)
     if column not in data.column_names:
         raise ImageError(f"dataset '{id}' has no column '{column}'; it has {', '.join(data.column_names)}.")
     length = min(len(data), limit or len(data))

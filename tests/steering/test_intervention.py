@@ -280,7 +280,7 @@ def test_tokens_before_the_patches_are_in_no_region(atlas, layer, q):
     q[:, 0] *= 1000
     prepared = prepare(atlas, layer, placed("dog", fit=0), shape=(3, 3))
     assert prepared.output_change(q).any(-1).tolist() == [[False] + [True] * 9] * TILES
-    fitted = prepare(atlas, layer, placed("dog", fit=0.5), shape=(3, 3))
+    fitted = prepare(atlas, layer, placed("dog", fit=0.5), shape=(1, 9))
     assert torch.equal(fitted.output_change(q)[:, 1:].any(-1), region_of("dog", atlas, layer, q[:, 1:], 0.5))
     assert fitted.presences(q)["dog"] == pytest.approx(prepare(atlas, layer, placed("dog")).presences(q[:, 1:])["dog"])
 

@@ -363,9 +363,10 @@ class Comparison:
         made_of = make_key(self.vlm.fingerprint(), self.vocabulary.encoder.key, recipe, versions())
         about = {**self.size.to_dict(), "methods": list(METHODS), "made of": made_of}
         path = self.work / "size.json"
+        about = json.loads(json.dumps(about))
         stored = read_json(path) if path.exists() else about
         known = stored["methods"] == about["methods"][: len(stored["methods"])]  # new methods stand at the end
-        if not known or {**json.loads(json.dumps(about)), "methods": []} != {**stored, "methods": []}:
+        if not known or {**about, "methods": []} != {**stored, "methods": []}:
             raise SpecError(
                 f"'{self.work}' holds a comparison of another size, model, recipe or version; give another folder: "
                 "--work FOLDER."

@@ -20,8 +20,10 @@ from elude_steer.models.images import Item
 from elude_steer.models.loading import load_image_processor, load_pretrained
 from elude_steer.models.vision import Tower, read_positions
 from elude_steer.utils import optional
+from elude_steer.utils.progress import track
 
 MIN_CLASSES = 3  # fewer need no classifier of several classes
+_BATCH = 16  # images
 
 
 class Reconstruction(nn.Module):
@@ -63,7 +65,7 @@ class Head:
         numbers = {item.index: number for item, number in zip(items, classes, strict=True)}
 
         def batches() -> Iterator[tuple[list[Any], list[int]]]:
-            for batch in read_batches(items, 16):
+            for batch in track(read_batches(items, _BATCH), "classifying", "batches", -(-len(items) // _BATCH)):
                 yield [image for _, image in batch], [numbers[item.index] for item, _ in batch]
 
         changed = None if dictionary is None else Reconstruction(dictionary, self.layer)
@@ -74,7 +76,7 @@ class Head:
     def predict(self, items: Sequence[Item]) -> dict[int, int]:
         """The class that the classifier sees in each readable image, by the index of the image."""
         found: dict[int, int] = {}
-        for batch in read_batches(items, 16):
+        for batch in track(read_batches(items, _BATCH), "classifying", "batches", -(-len(items) // _BATCH)):
             predicted = self.logits([image for _, image in batch]).argmax(-1).tolist()
             found |= {item.index: number for (item, _), number in zip(batch, predicted, strict=True)}
         return found

@@ -123,6 +123,8 @@ class Bench:
         self.store(self.setup.preset.seeds[0])
         items, means = read_means(self.folder / "means", list(self.setup.image_set.items()))
         classes = torch.tensor(self.class_numbers(items))
+        if len(classes[classes >= 0].unique()) < MIN_CLASSES:  # a part of the images may lack most of the classes
+            return None
         with use_threads(1):
             return Probe.fit(self.tower, means[classes >= 0], classes[classes >= 0])
 

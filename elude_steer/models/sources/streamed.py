@@ -28,21 +28,23 @@ _AT_A_TIME = 8  # parts whose rows are counted at once
 _ROWS = 1000  # rows that are counted at a time
 
 
-def load_from_hub(function: str, source: str, id: str, **options: Any) -> Any:
-    """Call a function of the library datasets on a dataset's id, through the gate; raise in one line.
+def load_from_hub(source: str, id: str, *, builder: bool = False, **options: Any) -> Any:
+    """Load a dataset of the Hub, or only its builder, through the gate; raise in one line.
 
     Args:
-        function: such as `load_dataset`.
         source: the images as the user names them, such as `hf:a/b`.
         id: of the dataset.
-        **options: for the function.
+        builder: whether its builder is enough, which knows its parts.
+        **options: for the library.
     """
     datasets = optional.require("datasets", f"images.source '{source}'")
     if "/" not in id:  # could be one of the library's readers of files, and the one called pandas reads pickles
         raise ImageError(f"dataset '{id}' has no owner; write images.source: {source.partition(':')[0]}:OWNER/{id}.")
     gate: dict[str, Any] = {"subject": f"dataset '{id}'", "trust_remote_code": False, "has_switch": False}
     try:
-        return call_loader(getattr(datasets, function), id, **options, **gate)
+        if builder:
+            return call_loader(datasets.load_dataset_builder, id, **options, **gate)
+        return call_loader(datasets.load_dataset, id, **options, **gate)
     except Exception as error:  # the library raises many kinds of errors, and all mean the same here
         where = f" (split '{options['split']}')" if "split" in options else ""
         raise ImageError(f"dataset '{id}'{where} could not be loaded: {error}") from error
@@ -76,7 +78,7 @@ class StreamedDataset:
     def open(cls, id: str, split: str, column: str) -> StreamedDataset:
         """Find the parts of a split and count their rows; the counts are kept on this machine."""
         import_error = f"hf-stream:{id}"
-        builder = load_from_hub("load_dataset_builder", import_error, id)
+        builder = load_from_hub(import_error, id, builder=True)
         datasets = optional.require("datasets", f"images.source '{import_error}'")
         try:
             data = builder.as_streaming_dataset(split=split)
