@@ -84,7 +84,7 @@ def write_page(setup: TableSetup, rows: Sequence[TableRow], stable: Sequence[Sta
 
 def main() -> None:
     """Make all rows, seed by seed, then the stability; with --out also properties, times and the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, required=True, help="folder with train and test")
     parser.add_argument("--work", type=Path, required=True, help="folder of everything that is made")
     parser.add_argument("--build", type=int, default=1000, help="photos to learn from")

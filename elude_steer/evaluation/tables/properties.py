@@ -19,6 +19,7 @@ from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.setup import TableSetup
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.models.vision import Tower
+from elude_steer.utils.progress import track
 
 STABLE = 0.999  # similarity of two runs from which they count as the same
 EXACT = 1e-4  # largest error of a layer's output, as a share of its largest output, that rounding explains
@@ -114,7 +115,7 @@ def _error_of_removal(bench: Bench, dictionary: Dictionary) -> float:
     tower, worst = bench.tower, 0.0
     scale = 1.0 if tower.stream_scale is None else tower.stream_scale.float()
     with tower.use_threads():
-        for (read,) in islice(read_batches(bench.held_out.items, 1), _CHANGED):
+        for (read,) in track(islice(read_batches(bench.held_out.items, 1), _CHANGED), "changing", "images", _CHANGED):
             (whole,) = _streams(tower, Reconstruction(dictionary, tower.layer), read[1])
             codes = dictionary.read(whole[0].float())
             part = int(codes.flatten(0, -2).max(0).values.argmax())
