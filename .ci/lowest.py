@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / ".ci" / "lowest.txt"
 TORCH = "2.13.0"
-TESTS = ("pytest", "pytest-xdist", "hypothesis", "peft", "openai")  # of the extras
+TESTS = (  # of the extras
+    *("pytest", "pytest-xdist", "hypothesis", "peft", "openai"),
+    *("fastapi", "uvicorn", "python-multipart", "prometheus-client", "httpx"),  # the server and its tests
+)
 HEAD = "# Written by `python .ci/lowest.py` from pyproject.toml; see there.\n"
 
 
