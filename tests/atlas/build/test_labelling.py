@@ -95,12 +95,11 @@ def test_references_are_the_strongest_patches_of_whole_images(atlas, pooled):
     assert len(atlas.unit_references.values) == atlas.d_out
 
 
-def test_one_thread_and_two_processes_give_the_same_bytes(atlas, spec, tmp_path):
+def test_one_thread_gives_the_same_bytes(atlas, spec, tmp_path):
+    """Several processes are tested in test_pooling.py."""
     files = {path.name: path.read_bytes() for path in atlas.folder.rglob("*") if path.is_file()}
     again = es.build(spec, out=tmp_path / "again", work=tmp_path / "w1", quiet=True, threads=1)
     assert {path.name: path.read_bytes() for path in again.folder.rglob("*") if path.is_file()} == files
-    two = es.build(spec, out=tmp_path / "two", work=tmp_path / "w2", quiet=True, processes=2, threads=2)
-    assert {path.name: path.read_bytes() for path in two.folder.rglob("*") if path.is_file()} == files
 
 
 def test_other_batch_sizes_do_not_share_files(spec, tmp_path):

@@ -59,7 +59,7 @@ def test_a_build_measures_what_its_images_have_in_common(atlas, spec, tmp_path):
 def test_no_file_depends_on_processes_and_threads(atlas, spec, tmp_path):
     threads = es.build(spec, out=tmp_path / "threads", work=tmp_path / "w1", threads=3, quiet=True)
     assert files_of(threads) == files_of(atlas)
-    processes = es.build(spec, out=tmp_path / "processes", work=tmp_path / "w2", processes=2, quiet=True)
+    processes = es.build(spec, out=tmp_path / "processes", work=tmp_path / "w2", processes=2, threads=2, quiet=True)
     assert files_of(processes) == files_of(atlas)
 
 

@@ -1,6 +1,7 @@
 """The comparison of methods, at a size that takes a minute."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ NAMES = (
     "difference of means (supervised)",
     "DPCiCNN (supervised)",
 )
+SIZE = replace(SMALL, scenes=4, ms_scenes=12, tuning_scenes=3, edited_scenes=4)
 
 
 def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
@@ -31,7 +33,7 @@ def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
 
 def test_a_small_comparison(tmp_path, monkeypatch):
     """One test, so that one process does the work."""
-    comparison = Comparison(tmp_path / "work", SMALL)
+    comparison = Comparison(tmp_path / "work", SIZE)
     methods = find_methods(NAMES)
     rows = comparison.run(methods)
     check_that_every_method_and_seed_has_a_row(rows)
@@ -42,19 +44,19 @@ def test_a_small_comparison(tmp_path, monkeypatch):
     assert comparison.stability_across_runs(elude) == 1
     assert comparison.stability_across_runs(raw) == pytest.approx(1, abs=1e-12)
     assert comparison.stability_across_runs(sae) < 0.99
-    table = write_results(SMALL, rows, tmp_path).read_text()
+    table = write_results(SIZE, rows, tmp_path).read_text()
     for name in NAMES:
         assert table.count(f"| {name} |") == 1 + 4  # what latents mean; two modes of two kinds of edits
     assert (tmp_path / "toyland-pareto.png").stat().st_size > 1000
     assert len(json.loads((tmp_path / "toyland.json").read_text())) == len(rows)
     check_that_one_part_of_the_results_can_be_made_alone(comparison, rows, tmp_path)
-    resumed = Comparison(comparison.work, SMALL)
+    resumed = Comparison(comparison.work, SIZE)
     monkeypatch.setattr(Comparison, "label", lambda *_: pytest.fail("this was done before"))
     assert resumed.run(methods) == rows
 
 
 def check_that_every_method_and_seed_has_a_row(rows):
-    assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in NAMES for seed in SMALL.seeds]
+    assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in NAMES for seed in SIZE.seeds]
     for row in rows:
         assert 0 <= row["clean"] <= 1
         supervised = row["method"].startswith("difference of means")
@@ -70,13 +72,13 @@ def check_that_every_method_and_seed_has_a_row(rows):
 
 
 def check_that_one_part_of_the_results_can_be_made_alone(comparison, rows, out):
-    raw, seed = METHODS["raw units"], SMALL.seeds[0]
+    raw, seed = METHODS["raw units"], SIZE.seeds[0]
     (edits,) = comparison.run([raw], [seed], ["edits"])
     (whole,) = (row for row in rows if (row["method"], row["seed"]) == ("raw units", seed))
     assert edits == {"method": "raw units", "seed": seed, "edits": whole["edits"]}
     before = json.loads((out / "toyland.json").read_text())
     changed = {**edits, "edits": {**edits["edits"], "place remove": {**edits["edits"]["place remove"], "kept": 0.125}}}
-    write_results(SMALL, [changed], out)
+    write_results(SIZE, [changed], out)
     for old, new in zip(before, json.loads((out / "toyland.json").read_text()), strict=True):
         if (old["method"], old["seed"]) == ("raw units", seed):
             assert new.pop("edits")["place remove"]["kept"] == 0.125
@@ -86,7 +88,7 @@ def check_that_one_part_of_the_results_can_be_made_alone(comparison, rows, out):
 
 def check_that_splits_are_faithful_and_have_as_many_parts_as_elude(rows):
     found = {(row["method"], row["seed"]): row for row in rows}
-    for seed in SMALL.seeds:
+    for seed in SIZE.seeds:
         assert found["ELUDe (gap)", seed]["latents"] == found["k-means on contributions", seed]["latents"]
         assert found["DPCiCNN (supervised)", seed]["R2"] == pytest.approx(1, abs=1e-9)
         assert found["topk SAE", seed]["latents"] == found["ELUDe (gap)", seed]["latents"]
