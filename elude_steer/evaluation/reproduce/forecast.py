@@ -15,6 +15,7 @@ from elude_steer.evaluation.reproduce.rates import Rates, measure_rates, timed
 from elude_steer.evaluation.reproduce.steering import atlas_folder, atlas_spec, needs_build
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.measure import head_classes
+from elude_steer.evaluation.tables.properties import CHANGED, COMPARED
 from elude_steer.evaluation.tables.run import list_rows
 from elude_steer.method.backends import memory_needed
 from elude_steer.models.images import image_set, open_image
@@ -93,7 +94,8 @@ def forecast_tables(experiment: Experiment) -> Forecast:
         if experiment.name in ("interpretability", "generalization") and not options.judges:
             methods = make_order(experiment.methods(backbone))
             left = [row for row in list_rows(setup, methods, experiment.seeds) if not row[2]]
-            if not left:
+            drawn = experiment.collage_method(backbone) is None or experiment.collages_path(backbone).exists()
+            if not left and drawn and not experiment.unmeasured_properties(backbone):
                 continue
         options.log(f"trying out {spec.model.id.rstrip('/').rsplit('/', 1)[-1]} on this machine")
         bench = Bench(setup)
@@ -154,6 +156,7 @@ class _Sizes:
                         continue
                     found[f"{backbone}: {method}, seed {seed}"] = waiting + self._row(METHODS[method], number == 0)
                     waiting = 0.0
+            found |= self._shown(backbone)
         elif name == "ablations":
             for number, (row, _, _) in enumerate(experiment.variations(backbone)):
                 for seed in seeds:
@@ -185,6 +188,23 @@ class _Sizes:
             )
             ranked = sum(self.held * self.rates.tokens * self._reading(METHODS[method]) for method in methods)
             found[f"{backbone}: judges"] = made + self.held * self.rates.held_out + len(seeds) * ranked
+        return found
+
+    def _shown(self, backbone: str) -> dict[str, float]:
+        """Seconds of the properties, for which a method is made once more, and of the collages."""
+        experiment, rates, found = self.experiment, self.rates, dict[str, float]()
+        again = experiment.runs - 1
+        for name in make_order(experiment.unmeasured_properties(backbone)):
+            method = METHODS[name]
+            width, sae = self._width(method), self._sae(method)
+            checked = rates.measuring(width, min(self.held, COMPARED), sae) + again * rates.measuring(width, 0, sae)
+            changed = 2 * CHANGED * rates.image
+            found[f"{backbone}: {name}, properties"] = again * self._make(method, False) + checked + changed
+        if experiment.collage_method(backbone) is not None and not experiment.collages_path(backbone).exists():
+            read = [
+                rates.measuring(width, self.held) - rates.measuring(width, 0) for width in (rates.d_out, self.parts)
+            ]
+            found[f"{backbone}: collages"] = sum(read)
         return found
 
     def _row(self, method: Method, first: bool) -> float:

@@ -14,7 +14,7 @@ from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.evaluation.reproduce.result import TableResult
 from elude_steer.evaluation.reproduce.steering import needs_build, run_edits
-from elude_steer.evaluation.reproduce.tables import run_experiment
+from elude_steer.evaluation.reproduce.tables import draw_collages, measure_properties, run_experiment
 from elude_steer.models.images import image_set
 from elude_steer.utils.fingerprint import versions
 
@@ -72,8 +72,10 @@ def reproduce(
         return EditsResult(rows, about, ledger.to_dict(), _edit_notes(edits, options))
     experiment = Experiment(name, options)
     found = run_experiment(experiment, ledger, confirm)
+    properties, collages = measure_properties(experiment, ledger), draw_collages(experiment, ledger)
     ledger.finish()
-    return TableResult(experiment.table, found, _describe_table(experiment), ledger.to_dict(), _notes(experiment))
+    about, notes = _describe_table(experiment), _notes(experiment)
+    return TableResult(experiment.table, found, about, ledger.to_dict(), notes, properties, collages)
 
 
 def _describe(options: ReproduceOptions) -> dict[str, Any]:

@@ -12,16 +12,21 @@ from elude_steer.evaluation.report import MS_ROW
 from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.paper import PaperRow, read_table
+from elude_steer.evaluation.result_files import load_or_make
+from elude_steer.evaluation.tables.collages import Collage, make_collages
+from elude_steer.evaluation.tables.properties import PropertyRow, run_properties
 from elude_steer.evaluation.tables.run import TableRow, mean_and_deviation, run_table, summarize
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.utils import optional
 from elude_steer.utils.files import write_file
+from elude_steer.utils.plotting import data_uri, fit_within
 from elude_steer.utils.yaml_schema import dump_document
 
 PERCENT = 100.0
 # Our measures under the paper's names, and what they are multiplied by.
 MEASURES = {"MS-Score": 1.0, "accuracy": PERCENT, "R2": PERCENT, "expansion": 1.0}
 Confirm = Callable[[int], object]
+_COLLAGES, _MOST_PARTS, _WIDTH = 3, 12, 1400  # of a backbone; of a unit that is shown; pixels
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,41 @@ def _run_measures(
         for method in rates:
             found[method]["LLM rank"] = (order.index(method) + 1.0, None)
     return found
+
+
+def measure_properties(experiment: Experiment, ledger: Ledger) -> dict[str, list[PropertyRow]]:
+    """The measured properties of the methods of each backbone, in the paper's order."""
+    found: dict[str, list[PropertyRow]] = {}
+    for backbone in experiment.backbones:
+        names, setup, rows = experiment.property_methods(backbone), experiment.setup(backbone), dict[str, PropertyRow]()
+        for method in make_order(names):
+            with ledger.count(f"{backbone}: {method}, properties"):
+                (rows[method],) = run_properties(setup, [method], seed=experiment.seeds[0], runs=experiment.runs)
+        found |= {backbone: [rows[name] for name in names]} if names else {}
+    return found
+
+
+def draw_collages(experiment: Experiment, ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    """Collages of some units of each backbone: `unit`, `parts`, `method` and `image`, a data URI."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for backbone in experiment.backbones:
+        method, setup, seed = experiment.collage_method(backbone), experiment.setup(backbone), experiment.seeds[0]
+        if method is None:
+            continue
+
+        def draw(setup: Any = setup, method: str = method, seed: int = seed) -> dict[str, Any]:
+            setup.log(f"{setup.name}: collages")
+            made = make_collages(setup, method=method, seed=seed, count=_COLLAGES, most=_MOST_PARTS)
+            return {"units": [_as_json(collage, method) for collage in made]}
+
+        with ledger.count(f"{backbone}: collages"):
+            found[backbone] = load_or_make(experiment.collages_path(backbone), draw)["units"]
+    return found
+
+
+def _as_json(collage: Collage, method: str) -> dict[str, Any]:
+    image = collage.image if max(collage.image.size) <= _WIDTH else fit_within(collage.image, _WIDTH)
+    return {"unit": collage.unit, "parts": collage.parts, "method": method, "image": data_uri(image, quick=True)}
 
 
 def _run_judges(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
