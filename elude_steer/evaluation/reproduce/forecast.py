@@ -26,6 +26,7 @@ from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.memory import format_bytes
 
 _HALF, _SINGLE = 2, 4  # bytes of a number
+_PURE = 0.3  # of the time of ELUDe's clusters, for k-means on the same contributions
 _COMPILE = 60.0  # seconds of torch.compile for each variant; ours, not measured
 
 
@@ -150,11 +151,15 @@ class _Sizes:
         if name in ("interpretability", "generalization"):
             waiting = once + self.held * self.rates.held_out + (self.held * self.rates.image if self.has_head else 0)
             done = {row[:2] for row in list_rows(experiment.setup(backbone), methods, seeds) if row[2]}
+            clustered = {seed for method, seed in done if self._needs_clusters(METHODS[method])}
             for method in methods:
                 for number, seed in enumerate(seeds):
                     if (method, seed) in done:
                         continue
-                    found[f"{backbone}: {method}, seed {seed}"] = waiting + self._row(METHODS[method], number == 0)
+                    clusters = self._needs_clusters(METHODS[method]) and seed not in clustered
+                    spent = self._row(METHODS[method], number == 0, clusters)
+                    found[f"{backbone}: {method}, seed {seed}"] = waiting + spent
+                    clustered |= {seed} if clusters else set()
                     waiting = 0.0
             found |= self._shown(backbone)
         elif name == "ablations":
@@ -163,19 +168,23 @@ class _Sizes:
                     shared = once if number == 0 else 0.0
                     measured = self.held * self.rates.held_out + self.rates.measuring(self.parts, self.held)
                     measured += self.rates.measuring(self.rates.d_out, self.held)
-                    found[f"{backbone}: {row}, seed {seed}"] = shared + self._atlas() + measured
+                    found[f"{backbone}: {row}, seed {seed}"] = shared + self._clusters + self._split + measured
         elif name == "stability":
             runs = experiment.preset.runs
+            anew = set[int]()  # runs whose clusters are there
             for number, method in enumerate(methods):
-                kind = METHODS[method]
-                made = sum(self._make(kind, run == 0) for run in range(1 if method == RAW else runs))
+                kind, made = METHODS[method], 0.0
+                for run in range(1 if method == RAW else runs):
+                    clusters = self._needs_clusters(kind) and (run == 0 or kind.kind == "atlas") and run not in anew
+                    made += self._make(kind, run == 0, clusters)
+                    anew |= {run} if clusters else set()
                 found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (once if number == 0 else 0.0)
         elif name == "efficiency":
             from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
 
             protocol = PAPER_PROTOCOL if experiment.options.preset == "paper" else SMALL_PROTOCOL
             timed_methods = [METHODS[method] for method in methods if method != RAW]
-            made = once + sum(self._make(method, True) for method in timed_methods)
+            made = once + sum(self._make(method, True) for method in timed_methods) + self._clusters
             tokens = self.rates.tokens * protocol.batch
             a_pass = [protocol.batch * self.rates.image] * (1 + len(timed_methods))
             a_pass += [tokens * self._reading(method) for method in timed_methods]
@@ -186,6 +195,8 @@ class _Sizes:
             made = once + sum(
                 self._make(METHODS[method], number == 0) for method in methods for number in range(len(seeds))
             )
+            if any(self._needs_clusters(METHODS[method]) for method in methods):
+                made += len(seeds) * self._clusters
             ranked = sum(self.held * self.rates.tokens * self._reading(METHODS[method]) for method in methods)
             found[f"{backbone}: judges"] = made + self.held * self.rates.held_out + len(seeds) * ranked
         return found
@@ -193,13 +204,15 @@ class _Sizes:
     def _shown(self, backbone: str) -> dict[str, float]:
         """Seconds of the properties, for which a method is made once more, and of the collages."""
         experiment, rates, found = self.experiment, self.rates, dict[str, float]()
-        again = experiment.runs - 1
+        again, clustered = experiment.runs - 1, False
         for name in make_order(experiment.unmeasured_properties(backbone)):
             method = METHODS[name]
+            anew = method.kind == "atlas" and not clustered
+            clustered |= anew
             width, sae = self._width(method), self._sae(method)
             checked = rates.measuring(width, min(self.held, COMPARED), sae) + again * rates.measuring(width, 0, sae)
             changed = 2 * CHANGED * rates.image
-            found[f"{backbone}: {name}, properties"] = again * self._make(method, False) + checked + changed
+            found[f"{backbone}: {name}, properties"] = again * self._make(method, False, anew) + checked + changed
         if experiment.collage_method(backbone) is not None and not experiment.collages_path(backbone).exists():
             read = [
                 rates.measuring(width, self.held) - rates.measuring(width, 0) for width in (rates.d_out, self.parts)
@@ -207,18 +220,25 @@ class _Sizes:
             found[f"{backbone}: collages"] = sum(read)
         return found
 
-    def _row(self, method: Method, first: bool) -> float:
+    def _row(self, method: Method, first: bool, clusters: bool) -> float:
         measured = self.rates.measuring(self._width(method), self.held, self._sae(method))
         head = self.held * self.rates.image if self.has_head else 0.0
-        return self._make(method, first) + measured + head
+        return self._make(method, first, clusters) + measured + head
 
-    def _make(self, method: Method, first: bool) -> float:
-        """Seconds to make a dictionary; its settings are tried on the first draw."""
-        if method.kind == "atlas":
-            return self._atlas()
+    def _make(self, method: Method, first: bool, clusters: bool = False) -> float:
+        """Seconds to make a dictionary; its settings are tried on the first draw.
+
+        Args:
+            method: which.
+            first: whether settings are tried.
+            clusters: whether ELUDe's clusters have to be made, which all that need them share.
+        """
+        shared = self._clusters if clusters else 0.0
         spec = self._sae(method)
         if spec is None:
-            return 0.0 if method.kind == "units" else self._atlas()
+            others = {"activations": self._clusters, "pure": _PURE * self._clusters}
+            made = 0.0 if method.kind == "units" else self._split + others.get(method.variant, 0.0)
+            return shared + made
         seconds = self.rates.training(spec, self.instances)
         preset = self.experiment.setup(self.spec.name).preset
         trials = preset.trial_specs(spec)
@@ -226,11 +246,21 @@ class _Sizes:
             tokens = max(1, self.instances // preset.trial_stride)
             checked = tokens * self.rates.encoding(spec)
             seconds += len(trials) * (self.rates.training(trials[0], tokens) + checked)
-        return seconds
+        return shared + seconds
 
-    def _atlas(self) -> float:
-        ranked = self.instances * self.rates.d_in * (2 * self.rates.d_out + self.parts) * self.rates.multiply
-        return self.rates.d_out * self.rates.unit + ranked
+    def _needs_clusters(self, method: Method) -> bool:
+        """Whether a method needs ELUDe's clusters: as its parts, or for the number of its own."""
+        by_number = self.experiment.setup(self.spec.name).preset.expansion is None
+        return method.kind in ("atlas", "split", "classes") or (method.kind == "sae" and by_number)
+
+    @property
+    def _clusters(self) -> float:
+        return self.rates.d_out * self.rates.unit
+
+    @property
+    def _split(self) -> float:
+        """Seconds to order instances and to divide units by clusters that are there."""
+        return self.instances * self.rates.d_in * (2 * self.rates.d_out + self.parts) * self.rates.multiply
 
     def _sae(self, method: Method) -> Any:
         preset = self.experiment.setup(self.spec.name).preset
