@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
@@ -15,6 +16,9 @@ from elude_steer.evaluation.tables.properties import has_properties
 from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
+
+if TYPE_CHECKING:
+    from elude_steer.evaluation.tables.efficiency import Protocol
 
 NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
 ELUDE = "ELUDe (unique)"
@@ -54,6 +58,15 @@ class Experiment:
         preset = PRESETS[self.options.preset]
         methods = tuple(name for name in METHODS if name in read_table("interpretability").methods(_FIRST))
         return replace(preset, methods=methods)
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        """How passes are timed."""
+        from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
+
+        name = self.options.protocol or ("paper" if self.options.preset == "paper" else "small")
+        protocol, passes = PAPER_PROTOCOL if name == "paper" else SMALL_PROTOCOL, self.options.passes
+        return protocol if passes is None else replace(protocol, warm_up=max(1, passes // 5), runs=passes)
 
     @cached_property
     def seeds(self) -> list[int]:

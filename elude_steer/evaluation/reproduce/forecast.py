@@ -180,9 +180,7 @@ class _Sizes:
                     anew |= {run} if clusters else set()
                 found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (once if number == 0 else 0.0)
         elif name == "efficiency":
-            from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
-
-            protocol = PAPER_PROTOCOL if experiment.options.preset == "paper" else SMALL_PROTOCOL
+            protocol = experiment.protocol
             timed_methods = [METHODS[method] for method in methods if method != RAW]
             made = once + sum(self._make(method, True) for method in timed_methods) + self._clusters
             tokens = self.rates.tokens * protocol.batch

@@ -25,6 +25,8 @@ from elude_steer.utils.yaml_schema import dump_document
 PERCENT = 100.0
 # Our measures under the paper's names, and what they are multiplied by.
 MEASURES = {"MS-Score": 1.0, "accuracy": PERCENT, "R2": PERCENT, "expansion": 1.0}
+# Our ratios to the backbone alone, and the paper's measures that they are ratios of.
+RATIOS = {"slower, %": "ms per batch", "more memory, %": "peak MB"}
 Confirm = Callable[[int], object]
 _COLLAGES, _MOST_PARTS, _WIDTH = 3, 12, 1400  # of a backbone; of a unit that is shown; pixels
 
@@ -106,12 +108,15 @@ def run_experiment(experiment: Experiment, ledger: Ledger, confirm: Confirm = la
 
 def _join(experiment: Experiment, backbone: str, method: str, values: Values, paper: PaperRow | None) -> ResultRow:
     numbers, sizes = {}, read_table("configurations").find(backbone, method)
+    theirs: tuple[float | None, float | None]
     for measure in experiment.table.columns:
         value, deviation = values.get(measure, (None, None))
         theirs = (None, None) if paper is None else paper.values.get(measure, (None, None))
         numbers[measure] = Number(value, deviation, *theirs)
     for measure in values:  # such as the expansion, which stands in a table of its own
         theirs = (None, None) if sizes is None else sizes.values.get(measure, (None, None))
+        if measure in RATIOS:  # which the paper's table leaves to the reader
+            theirs = (experiment.table.more_than(backbone, RAW, method, RATIOS[measure]), None)
         numbers.setdefault(measure, Number(*values[measure], *theirs))
     return ResultRow(backbone, method, experiment.seeds, numbers)
 
@@ -211,10 +216,9 @@ def _run_stability(experiment: Experiment, backbone: str, ledger: Ledger, confir
 
 
 def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
-    from elude_steer.evaluation.tables.efficiency import BARE, PAPER_PROTOCOL, SMALL_PROTOCOL, run_efficiency
+    from elude_steer.evaluation.tables.efficiency import BARE, run_efficiency
 
-    setup = experiment.setup(backbone)
-    protocol = PAPER_PROTOCOL if experiment.options.preset == "paper" else SMALL_PROTOCOL
+    setup, protocol = experiment.setup(backbone), experiment.protocol
     methods = [name for name in make_order(experiment.methods(backbone)) if name != RAW]
     measured: dict[str, list[Any]] = {}
     for seed in experiment.seeds[:1]:  # what a pass costs does not depend on the draw of tokens
@@ -230,7 +234,11 @@ def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confi
             if values:
                 mean, deviation = mean_and_deviation(values)
                 found[method][measure] = (mean, deviation if len(values) > 1 and measure != "input dim" else None)
-        found[method]["slower, %"] = (PERCENT * mean_and_deviation([row.slower for row in rows])[0], None)
+        ratios = {"slower, %": [row.slower for row in rows], "more memory, %": [row.larger for row in rows]}
+        for measure, shares in ratios.items():
+            known = [share for share in shares if share is not None]
+            if known:
+                found[method][measure] = (PERCENT * mean_and_deviation(known)[0], None)
     return found
 
 
