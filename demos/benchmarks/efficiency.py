@@ -24,7 +24,7 @@ from elude_steer.evaluation.reproduce.run import reproduce
 BACKBONE = "dinov2-base-layer12"
 SIDE, WIDTH, HEADS = 28, 192, 3  # 2 x 2 patches of 14 pixels
 # Of random weights, so many instances and so small clusters give about the paper's eight parts a unit.
-CHANGES = ("tokens.per_image=4", "clusters.top_k=120", "clusters.min_cluster_size=5")
+CHANGES = ("tokens.per_image=4", "clusters.top_k=250", "clusters.min_cluster_size=3")
 
 
 def save_backbone(folder: Path) -> Path:

@@ -8,12 +8,14 @@ from typing import Any
 
 from elude_steer.atlas.build.sizes import clustering_size, fitting_backend, resolve_clusters, resolve_tokens
 from elude_steer.evaluation.compare.methods import METHODS, Method
+from elude_steer.evaluation.measures.efficiency import timed
 from elude_steer.evaluation.reproduce.edits import Edit
 from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
-from elude_steer.evaluation.reproduce.rates import Rates, measure_rates, timed
+from elude_steer.evaluation.reproduce.rates import Rates, measure_rates
 from elude_steer.evaluation.reproduce.steering import atlas_folder, atlas_spec, needs_build
 from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.efficiency import try_passes
 from elude_steer.evaluation.tables.measure import head_classes
 from elude_steer.evaluation.tables.properties import CHANGED, COMPARED
 from elude_steer.evaluation.tables.run import list_rows
@@ -27,7 +29,6 @@ from elude_steer.utils.memory import format_bytes
 
 _HALF, _SINGLE = 2, 4  # bytes of a number
 _PURE = 0.3  # of the time of ELUDe's clusters, for k-means on the same contributions
-_COMPILE = 60.0  # seconds of torch.compile for each variant; ours, not measured
 
 
 @dataclass
@@ -108,7 +109,8 @@ def forecast_tables(experiment: Experiment) -> Forecast:
         instances = images * int(spec.tokens.per_image)
         spec = resolve_clusters(spec, instances)
         rates = measure_rates(tower, spec, list(setup.image_set.items()), instances)
-        sizes = _Sizes(experiment, spec, images, held, instances, rates, setup.head is not None)
+        passes = try_passes(bench, experiment.protocol) if experiment.name == "efficiency" else (0.0, 0.0)
+        sizes = _Sizes(experiment, spec, images, held, instances, rates, setup.head is not None, passes)
         total.on_gpu = tower.device.type != "cpu"
         total.pieces |= sizes.pieces(backbone)
         total.disk += sizes.disk()
@@ -131,6 +133,7 @@ class _Sizes:
     instances: int
     rates: Rates
     has_head: bool
+    passes: tuple[float, float]  # seconds of compiling the backbone, and of a pass
 
     @property
     def latents(self) -> int:
@@ -184,9 +187,9 @@ class _Sizes:
             timed_methods = [METHODS[method] for method in methods if method != RAW]
             made = once + sum(self._make(method, True) for method in timed_methods) + self._clusters
             tokens = self.rates.tokens * protocol.batch
-            a_pass = [protocol.batch * self.rates.image] * (1 + len(timed_methods))
+            a_pass = [self.passes[1]] * (1 + len(timed_methods))
             a_pass += [tokens * self._reading(method) for method in timed_methods]
-            compiling = _COMPILE * (1 + len(timed_methods)) if protocol.compiled else 0.0
+            compiling = (self.passes[0] + protocol.batch * self.rates.image) * (1 + len(timed_methods))
             runs_ = protocol.warm_up + protocol.runs
             found[f"{backbone}: passes, seed {seeds[0]}"] = made + compiling + runs_ * sum(a_pass)
         else:

@@ -21,6 +21,7 @@ from elude_steer.errors import ImageError
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
 from elude_steer.evaluation.baselines.sae import Sae, SaeSpec, from_sae, train_sae
 from elude_steer.evaluation.evaluate import read_batches
+from elude_steer.evaluation.measures.efficiency import timed
 from elude_steer.evaluation.measures.faithfulness import R2
 from elude_steer.evaluation.measures.monosemanticity import TOP_IMAGES, Peaks, mean_percent
 from elude_steer.evaluation.tables.measure import measure_atoms
@@ -161,16 +162,6 @@ class Rates:
 
     def _time(self, call: Callable[[], object]) -> float:
         return timed(call, self.tower.device)
-
-
-def timed(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds that a call takes."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    start = clock()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - start
 
 
 @torch.inference_mode()
