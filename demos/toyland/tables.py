@@ -75,7 +75,8 @@ def run(experiment: Experiment) -> tuple[list[TableRow], TableResult]:
 
 def hours_line(result: TableResult, layer: int) -> str:
     """What a layer took, predicted and measured."""
-    predicted, measured = (3600 * result.hours[name] for name in ("predicted", "measured"))
+    pieces = [piece for name, piece in result.hours["pieces"].items() if name.startswith(f"{LAYERS[layer][1]}:")]
+    predicted, measured = (3600 * sum(piece[name] for piece in pieces) for name in ("predicted", "measured"))
     return (
         f"- layer {layer}: predicted {format_time(predicted)} of one core, measured {format_time(measured)}, a factor "
         f"of {max(predicted, measured) / max(1e-9, min(predicted, measured)):.2f}."

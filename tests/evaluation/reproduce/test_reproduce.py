@@ -141,6 +141,22 @@ def test_every_other_table(world, tmp_path, name):
 
 
 @slow
+def test_the_papers_protocol_with_a_small_budget(world, tmp_path):
+    rows = ("raw units", "ELUDe (unique)", "transcoder")
+    options = world.options(tmp_path / "work", rows=rows, protocol="paper", passes=2)
+    result = reproduce("efficiency", options)
+    numbers = {row.method: row.numbers for row in result.rows}
+    bare, elude = numbers["raw units"], numbers["ELUDe (unique)"]
+    assert bare["slower, %"].value == bare["slower, %"].paper == 0
+    ratio = 100 * (elude["ms per batch"].value / bare["ms per batch"].value - 1)
+    assert elude["slower, %"].value == pytest.approx(ratio)
+    assert elude["slower, %"].paper == pytest.approx(14.94, abs=0.01)  # 437.73 of 380.83 ms
+    assert elude["more memory, %"].paper == pytest.approx(15.24, abs=0.01)
+    assert numbers["transcoder"]["slower, %"].paper == pytest.approx(89.22, abs=0.01)
+    assert "2 timed passes of 256 images after 1 (compiled, mean)" in result.page()
+
+
+@slow
 def test_judges(world, tmp_path):
     pytest.importorskip("openai", reason="judges need openai")
     with Server(lambda model, first, second, count: answer("A" if first < second else "B")) as server:
