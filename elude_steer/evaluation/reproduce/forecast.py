@@ -151,9 +151,10 @@ class _Sizes:
         name, experiment = self.experiment.name, self.experiment
         methods, seeds, found = make_order(experiment.methods(backbone)), experiment.seeds, dict[str, float]()
         once = self.images * self.rates.image
+        tables = name not in ("ablations", "efficiency")  # rows of other tables of the same setup are there, too
+        done = {row[:2] for row in list_rows(experiment.setup(backbone), methods, seeds) if row[2]} if tables else set()
         if name in ("interpretability", "generalization"):
             waiting = once + self.held * self.rates.held_out + (self.held * self.rates.image if self.has_head else 0)
-            done = {row[:2] for row in list_rows(experiment.setup(backbone), methods, seeds) if row[2]}
             clustered = {seed for method, seed in done if self._needs_clusters(METHODS[method])}
             for method in methods:
                 for number, seed in enumerate(seeds):
@@ -174,14 +175,18 @@ class _Sizes:
                     found[f"{backbone}: {row}, seed {seed}"] = shared + self._clusters + self._split + measured
         elif name == "stability":
             runs = experiment.preset.runs
-            anew = set[int]()  # runs whose clusters are there
+            renewed = set[int]()  # runs whose clusters are there
             for number, method in enumerate(methods):
                 kind, made = METHODS[method], 0.0
                 for run in range(1 if method == RAW else runs):
-                    clusters = self._needs_clusters(kind) and (run == 0 or kind.kind == "atlas") and run not in anew
+                    if run == 0 and (method, seeds[0]) in done:
+                        continue
+                    clusters = self._needs_clusters(kind) and (run == 0 or kind.kind == "atlas") and run not in renewed
                     made += self._make(kind, run == 0, clusters)
-                    anew |= {run} if clusters else set()
-                found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (once if number == 0 else 0.0)
+                    renewed |= {run} if clusters else set()
+                found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (
+                    once if number == 0 and not done else 0.0
+                )
         elif name == "efficiency":
             protocol = experiment.protocol
             timed_methods = [METHODS[method] for method in methods if method != RAW]
@@ -193,13 +198,14 @@ class _Sizes:
             runs_ = protocol.warm_up + protocol.runs
             found[f"{backbone}: passes, seed {seeds[0]}"] = made + compiling + runs_ * sum(a_pass)
         else:
-            made = once + sum(
-                self._make(METHODS[method], number == 0) for method in methods for number in range(len(seeds))
-            )
-            if any(self._needs_clusters(METHODS[method]) for method in methods):
-                made += len(seeds) * self._clusters
+            left = [(method, seed) for method in methods for seed in seeds if (method, seed) not in done]
+            made = sum(self._make(METHODS[method], seed == seeds[0]) for method, seed in left)
+            clustered = {seed for method, seed in done if self._needs_clusters(METHODS[method])}
+            anew = {seed for method, seed in left if self._needs_clusters(METHODS[method])} - clustered
+            made += len(anew) * self._clusters
+            made += 0.0 if done else once + self.held * self.rates.held_out
             ranked = sum(self.held * self.rates.tokens * self._reading(METHODS[method]) for method in methods)
-            found[f"{backbone}: judges"] = made + self.held * self.rates.held_out + len(seeds) * ranked
+            found[f"{backbone}: judges"] = made + len(seeds) * ranked
         return found
 
     def _shown(self, backbone: str) -> dict[str, float]:
