@@ -123,8 +123,9 @@ class Experiment:
 
     def collage_method(self, backbone: str) -> str | None:
         """The method whose parts are shown: ELUDe, or else another split of units that is run."""
-        splits = [name for name in self.methods(backbone) if METHODS[name].splits_units and name != RAW]
-        return make_order(splits)[0] if splits and self.shows_parts else None
+        methods = self.methods(backbone) if self.shows_parts else []  # rows of the ablations are no methods
+        splits = [name for name in methods if METHODS[name].splits_units and name != RAW]
+        return make_order(splits)[0] if splits else None
 
     def collages_path(self, backbone: str) -> Path:
         """The file of the collages of a backbone."""
