@@ -101,6 +101,7 @@ MISTAKES = [
     ("reproduce stability --images made --set clusters.nosuch=1", "no such key in clusters"),
     ("reproduce judge --images made", "`reproduce judge` needs judges: --judge MODEL@URL"),
     ("reproduce stability --images made --scenes made", "--scenes belongs to `reproduce steering`"),
+    ("reproduce stability --images made --passes 5", "--passes belongs to `reproduce efficiency`"),
     ("reproduce stability --images made --backbones dinov2-base-layer12=./nosuch", "there is no folder './nosuch'"),
     ("reproduce steering", "these edits need images that do not come with the package (dog.jpg: a black dog"),
     ("reproduce steering --scenes nowhere", "there is no folder or file 'nowhere' with the images of the edits"),

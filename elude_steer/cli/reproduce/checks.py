@@ -64,6 +64,9 @@ def check_options(name: str, options: ReproduceOptions) -> None:
     for given, switch in ((options.scenes, "--scenes"), (options.recipes, "--recipe"), (options.atlas, "--atlas")):
         if given:
             raise SpecError(f"{switch} belongs to `reproduce steering`, not to `reproduce {name}`.")
+    for chosen, switch in ((options.protocol, "--protocol"), (options.passes, "--passes")):
+        if chosen and name != "efficiency":
+            raise SpecError(f"{switch} belongs to `reproduce efficiency`, not to `reproduce {name}`.")
     if options.images is None:
         raise SpecError("a table needs images to learn from: --images FOLDER, such as ImageNet's training images.")
     if name == "judge" and not options.judges:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elude_steer.evaluation.reproduce.forecast import Forecast
 
 _NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
+_PROTOCOLS = ("paper", "small")
 _PRESETS = ("paper", "small", "tiny")
 
 
@@ -49,6 +50,12 @@ _PRESETS = ("paper", "small", "tiny")
     show_default=True,
     help="The budget: the paper's; one for a machine without a GPU; one to try the command.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(_PROTOCOLS),
+    help="How `efficiency` times: the paper's 500 passes of 256 images, compiled; or 15 of 8 [default: by --preset].",
+)
+@click.option("--passes", type=click.IntRange(min=1), help="Time so many passes instead, to try `efficiency`.")
 @click.option("--head", "heads", multiple=True, metavar="NAME=MODEL", help="A classifier on a backbone, for accuracy.")
 @click.option("--judge", "judges", multiple=True, metavar="MODEL@URL[#VARIABLE]", help="A judge; may be repeated.")
 @click.option("--pairs", type=click.IntRange(min=1), default=50, show_default=True, help="Pairs that judges compare.")

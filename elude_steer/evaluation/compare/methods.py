@@ -88,6 +88,11 @@ class Method:
         """Its position among all methods, which file names contain."""
         return list(METHODS).index(self.name)
 
+    @property
+    def splits_units(self) -> bool:
+        """Whether each of its latents is a part of a unit, or a whole one."""
+        return self.kind in ("atlas", "split", "classes", "units")
+
 
 # In the order of the table. Files are numbered by it: add new methods at the end.
 METHODS: dict[str, Method] = {

@@ -111,3 +111,13 @@ def _time_call(call: Callable[[], Any], cuda: bool, now: Callable[[], float]) ->
     if cuda:
         torch.cuda.synchronize()
     return now() - start
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """The seconds that a call takes: of the processor on a CPU, whose cores may have other work, else by the clock."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    start = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start

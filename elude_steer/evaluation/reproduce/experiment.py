@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.reproduce.options import ReproduceOptions, find_backbones, find_rows
 from elude_steer.evaluation.reproduce.paper import AS_IT_IS, PaperTable, read_table
+from elude_steer.evaluation.tables.properties import has_properties
 from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
+
+if TYPE_CHECKING:
+    from elude_steer.evaluation.tables.efficiency import Protocol
 
 NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
 ELUDE = "ELUDe (unique)"
@@ -54,6 +60,15 @@ class Experiment:
         return replace(preset, methods=methods)
 
     @cached_property
+    def protocol(self) -> Protocol:
+        """How passes are timed."""
+        from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
+
+        name = self.options.protocol or ("paper" if self.options.preset == "paper" else "small")
+        protocol, passes = PAPER_PROTOCOL if name == "paper" else SMALL_PROTOCOL, self.options.passes
+        return protocol if passes is None else replace(protocol, warm_up=max(1, passes // 5), runs=passes)
+
+    @cached_property
     def seeds(self) -> list[int]:
         """The token draws that are run."""
         for seed in self.options.seeds:
@@ -86,6 +101,36 @@ class Experiment:
             trust_remote_code=options.trust_remote_code,
             log=options.log,
         )
+
+    @property
+    def shows_parts(self) -> bool:
+        """Whether the properties of methods and collages of units belong to the page."""
+        return self.name in ("interpretability", "generalization")
+
+    @property
+    def runs(self) -> int:
+        """Runs on the same tokens that decide whether a method is stable; `stability` has more where the paper has."""
+        return min(2, self.preset.runs)
+
+    def unmeasured_properties(self, backbone: str) -> list[str]:
+        """The methods whose properties are not there yet."""
+        setup = self.setup(backbone)
+        return [name for name in self.property_methods(backbone) if not has_properties(setup, name, self.seeds[0])]
+
+    def property_methods(self, backbone: str) -> list[str]:
+        """The methods that have properties: all but the units, which divide nothing."""
+        return [name for name in self.methods(backbone) if name != RAW] if self.shows_parts else []
+
+    def collage_method(self, backbone: str) -> str | None:
+        """The method whose parts are shown: ELUDe, or else another split of units that is run."""
+        methods = self.methods(backbone) if self.shows_parts else []  # rows of the ablations are no methods
+        splits = [name for name in methods if METHODS[name].splits_units and name != RAW]
+        return make_order(splits)[0] if splits else None
+
+    def collages_path(self, backbone: str) -> Path:
+        """The file of the collages of a backbone."""
+        number = METHODS[self.collage_method(backbone) or RAW].number
+        return self.setup(backbone).folder / "collages" / f"{number:02d}-{self.seeds[0]}.json"
 
     def variations(self, backbone: str) -> list[tuple[str, str, str]]:
         """The rows of the ablations: the paper's name of each, the setting, and its value at this run's sizes."""

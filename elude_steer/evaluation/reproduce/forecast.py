@@ -8,13 +8,16 @@ from typing import Any
 
 from elude_steer.atlas.build.sizes import clustering_size, fitting_backend, resolve_clusters, resolve_tokens
 from elude_steer.evaluation.compare.methods import METHODS, Method
+from elude_steer.evaluation.measures.efficiency import timed
 from elude_steer.evaluation.reproduce.edits import Edit
 from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
-from elude_steer.evaluation.reproduce.rates import Rates, measure_rates, timed
+from elude_steer.evaluation.reproduce.rates import Rates, measure_rates
 from elude_steer.evaluation.reproduce.steering import atlas_folder, atlas_spec, needs_build
 from elude_steer.evaluation.tables.bench import Bench
+from elude_steer.evaluation.tables.efficiency import try_passes
 from elude_steer.evaluation.tables.measure import head_classes
+from elude_steer.evaluation.tables.properties import CHANGED, COMPARED
 from elude_steer.evaluation.tables.run import list_rows
 from elude_steer.method.backends import memory_needed
 from elude_steer.models.images import image_set, open_image
@@ -25,7 +28,7 @@ from elude_steer.steering.steerer import Steerer
 from elude_steer.utils.memory import format_bytes
 
 _HALF, _SINGLE = 2, 4  # bytes of a number
-_COMPILE = 60.0  # seconds of torch.compile for each variant; ours, not measured
+_PURE = 0.3  # of the time of ELUDe's clusters, for k-means on the same contributions
 
 
 @dataclass
@@ -93,7 +96,8 @@ def forecast_tables(experiment: Experiment) -> Forecast:
         if experiment.name in ("interpretability", "generalization") and not options.judges:
             methods = make_order(experiment.methods(backbone))
             left = [row for row in list_rows(setup, methods, experiment.seeds) if not row[2]]
-            if not left:
+            drawn = experiment.collage_method(backbone) is None or experiment.collages_path(backbone).exists()
+            if not left and drawn and not experiment.unmeasured_properties(backbone):
                 continue
         options.log(f"trying out {spec.model.id.rstrip('/').rsplit('/', 1)[-1]} on this machine")
         bench = Bench(setup)
@@ -105,7 +109,8 @@ def forecast_tables(experiment: Experiment) -> Forecast:
         instances = images * int(spec.tokens.per_image)
         spec = resolve_clusters(spec, instances)
         rates = measure_rates(tower, spec, list(setup.image_set.items()), instances)
-        sizes = _Sizes(experiment, spec, images, held, instances, rates, setup.head is not None)
+        passes = try_passes(bench, experiment.protocol) if experiment.name == "efficiency" else (0.0, 0.0)
+        sizes = _Sizes(experiment, spec, images, held, instances, rates, setup.head is not None, passes)
         total.on_gpu = tower.device.type != "cpu"
         total.pieces |= sizes.pieces(backbone)
         total.disk += sizes.disk()
@@ -128,6 +133,7 @@ class _Sizes:
     instances: int
     rates: Rates
     has_head: bool
+    passes: tuple[float, float]  # seconds of compiling the backbone, and of a pass
 
     @property
     def latents(self) -> int:
@@ -145,60 +151,101 @@ class _Sizes:
         name, experiment = self.experiment.name, self.experiment
         methods, seeds, found = make_order(experiment.methods(backbone)), experiment.seeds, dict[str, float]()
         once = self.images * self.rates.image
+        tables = name not in ("ablations", "efficiency")  # rows of other tables of the same setup are there, too
+        done = {row[:2] for row in list_rows(experiment.setup(backbone), methods, seeds) if row[2]} if tables else set()
         if name in ("interpretability", "generalization"):
             waiting = once + self.held * self.rates.held_out + (self.held * self.rates.image if self.has_head else 0)
-            done = {row[:2] for row in list_rows(experiment.setup(backbone), methods, seeds) if row[2]}
+            clustered = {seed for method, seed in done if self._needs_clusters(METHODS[method])}
             for method in methods:
                 for number, seed in enumerate(seeds):
                     if (method, seed) in done:
                         continue
-                    found[f"{backbone}: {method}, seed {seed}"] = waiting + self._row(METHODS[method], number == 0)
+                    clusters = self._needs_clusters(METHODS[method]) and seed not in clustered
+                    spent = self._row(METHODS[method], number == 0, clusters)
+                    found[f"{backbone}: {method}, seed {seed}"] = waiting + spent
+                    clustered |= {seed} if clusters else set()
                     waiting = 0.0
+            found |= self._shown(backbone)
         elif name == "ablations":
             for number, (row, _, _) in enumerate(experiment.variations(backbone)):
                 for seed in seeds:
                     shared = once if number == 0 else 0.0
                     measured = self.held * self.rates.held_out + self.rates.measuring(self.parts, self.held)
                     measured += self.rates.measuring(self.rates.d_out, self.held)
-                    found[f"{backbone}: {row}, seed {seed}"] = shared + self._atlas() + measured
+                    found[f"{backbone}: {row}, seed {seed}"] = shared + self._clusters + self._split + measured
         elif name == "stability":
             runs = experiment.preset.runs
+            renewed = set[int]()  # runs whose clusters are there
             for number, method in enumerate(methods):
-                kind = METHODS[method]
-                made = sum(self._make(kind, run == 0) for run in range(1 if method == RAW else runs))
-                found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (once if number == 0 else 0.0)
+                kind, made = METHODS[method], 0.0
+                for run in range(1 if method == RAW else runs):
+                    if run == 0 and (method, seeds[0]) in done:
+                        continue
+                    clusters = self._needs_clusters(kind) and (run == 0 or kind.kind == "atlas") and run not in renewed
+                    made += self._make(kind, run == 0, clusters)
+                    renewed |= {run} if clusters else set()
+                found[f"{backbone}: {method}, runs on seed {seeds[0]}"] = made + (
+                    once if number == 0 and not done else 0.0
+                )
         elif name == "efficiency":
-            from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
-
-            protocol = PAPER_PROTOCOL if experiment.options.preset == "paper" else SMALL_PROTOCOL
+            protocol = experiment.protocol
             timed_methods = [METHODS[method] for method in methods if method != RAW]
-            made = once + sum(self._make(method, True) for method in timed_methods)
+            made = once + sum(self._make(method, True) for method in timed_methods) + self._clusters
             tokens = self.rates.tokens * protocol.batch
-            a_pass = [protocol.batch * self.rates.image] * (1 + len(timed_methods))
+            a_pass = [self.passes[1]] * (1 + len(timed_methods))
             a_pass += [tokens * self._reading(method) for method in timed_methods]
-            compiling = _COMPILE * (1 + len(timed_methods)) if protocol.compiled else 0.0
+            compiling = (self.passes[0] + protocol.batch * self.rates.image) * (1 + len(timed_methods))
             runs_ = protocol.warm_up + protocol.runs
             found[f"{backbone}: passes, seed {seeds[0]}"] = made + compiling + runs_ * sum(a_pass)
         else:
-            made = once + sum(
-                self._make(METHODS[method], number == 0) for method in methods for number in range(len(seeds))
-            )
+            left = [(method, seed) for method in methods for seed in seeds if (method, seed) not in done]
+            made = sum(self._make(METHODS[method], seed == seeds[0]) for method, seed in left)
+            clustered = {seed for method, seed in done if self._needs_clusters(METHODS[method])}
+            anew = {seed for method, seed in left if self._needs_clusters(METHODS[method])} - clustered
+            made += len(anew) * self._clusters
+            made += 0.0 if done else once + self.held * self.rates.held_out
             ranked = sum(self.held * self.rates.tokens * self._reading(METHODS[method]) for method in methods)
-            found[f"{backbone}: judges"] = made + self.held * self.rates.held_out + len(seeds) * ranked
+            found[f"{backbone}: judges"] = made + len(seeds) * ranked
         return found
 
-    def _row(self, method: Method, first: bool) -> float:
+    def _shown(self, backbone: str) -> dict[str, float]:
+        """Seconds of the properties, for which a method is made once more, and of the collages."""
+        experiment, rates, found = self.experiment, self.rates, dict[str, float]()
+        again, clustered = experiment.runs - 1, False
+        for name in make_order(experiment.unmeasured_properties(backbone)):
+            method = METHODS[name]
+            anew = method.kind == "atlas" and not clustered
+            clustered |= anew
+            width, sae = self._width(method), self._sae(method)
+            checked = rates.measuring(width, min(self.held, COMPARED), sae) + again * rates.measuring(width, 0, sae)
+            changed = 2 * CHANGED * rates.image
+            found[f"{backbone}: {name}, properties"] = again * self._make(method, False, anew) + checked + changed
+        if experiment.collage_method(backbone) is not None and not experiment.collages_path(backbone).exists():
+            read = [
+                rates.measuring(width, self.held) - rates.measuring(width, 0) for width in (rates.d_out, self.parts)
+            ]
+            found[f"{backbone}: collages"] = sum(read)
+        return found
+
+    def _row(self, method: Method, first: bool, clusters: bool) -> float:
         measured = self.rates.measuring(self._width(method), self.held, self._sae(method))
         head = self.held * self.rates.image if self.has_head else 0.0
-        return self._make(method, first) + measured + head
+        return self._make(method, first, clusters) + measured + head
 
-    def _make(self, method: Method, first: bool) -> float:
-        """Seconds to make a dictionary; its settings are tried on the first draw."""
-        if method.kind == "atlas":
-            return self._atlas()
+    def _make(self, method: Method, first: bool, clusters: bool = False) -> float:
+        """Seconds to make a dictionary; its settings are tried on the first draw.
+
+        Args:
+            method: which.
+            first: whether settings are tried.
+            clusters: whether ELUDe's clusters have to be made, which all that need them share.
+        """
+        shared = self._clusters if clusters else 0.0
         spec = self._sae(method)
         if spec is None:
-            return 0.0 if method.kind == "units" else self._atlas()
+            others = {"activations": self._clusters, "pure": _PURE * self._clusters}
+            made = 0.0 if method.kind == "units" else self._split + others.get(method.variant, 0.0)
+            return shared + made
         seconds = self.rates.training(spec, self.instances)
         preset = self.experiment.setup(self.spec.name).preset
         trials = preset.trial_specs(spec)
@@ -206,11 +253,21 @@ class _Sizes:
             tokens = max(1, self.instances // preset.trial_stride)
             checked = tokens * self.rates.encoding(spec)
             seconds += len(trials) * (self.rates.training(trials[0], tokens) + checked)
-        return seconds
+        return shared + seconds
 
-    def _atlas(self) -> float:
-        ranked = self.instances * self.rates.d_in * (2 * self.rates.d_out + self.parts) * self.rates.multiply
-        return self.rates.d_out * self.rates.unit + ranked
+    def _needs_clusters(self, method: Method) -> bool:
+        """Whether a method needs ELUDe's clusters: as its parts, or for the number of its own."""
+        by_number = self.experiment.setup(self.spec.name).preset.expansion is None
+        return method.kind in ("atlas", "split", "classes") or (method.kind == "sae" and by_number)
+
+    @property
+    def _clusters(self) -> float:
+        return self.rates.d_out * self.rates.unit
+
+    @property
+    def _split(self) -> float:
+        """Seconds to order instances and to divide units by clusters that are there."""
+        return self.instances * self.rates.d_in * (2 * self.rates.d_out + self.parts) * self.rates.multiply
 
     def _sae(self, method: Method) -> Any:
         preset = self.experiment.setup(self.spec.name).preset

@@ -34,6 +34,8 @@ class ReproduceOptions:
         limit: largest number of images to learn from, spread over all.
         held_out_limit: the same of those to measure on.
         preset: `paper`, or a smaller budget.
+        protocol: how passes are timed for `efficiency`; None for the paper's protocol with its preset, else the small.
+        passes: of these so many are timed, after a fifth as many, instead of the protocol's.
         heads: recipe -> a classifier on the backbone.
         judges: of the images of units, as `MODEL@URL`.
         pairs: comparisons for each pair of methods and draw.
@@ -56,6 +58,8 @@ class ReproduceOptions:
     limit: int | None = None
     held_out_limit: int | None = None
     preset: Literal["paper", "small", "tiny"] = "paper"
+    protocol: Literal["paper", "small"] | None = None
+    passes: int | None = None
     heads: Mapping[str, str] = field(default_factory=dict)
     judges: tuple[str, ...] = ()
     pairs: int = 50

@@ -62,6 +62,17 @@ class PaperTable:
         """A row; None where the paper has none."""
         return next((row for row in self.rows if (row.backbone, row.method) == (backbone, method)), None)
 
+    def more_than(self, backbone: str, base: str, method: str, measure: str) -> float | None:
+        """By how many percent a method's value is above that of another; None where the paper has one of them not.
+
+        Example:
+            >>> read_table("efficiency").more_than("dinov2-base-layer12", "raw units", "transcoder", "ms per batch")
+            89.21828637449781
+        """
+        rows = [self.find(backbone, name) for name in (base, method)]
+        values = [None if row is None else row.values.get(measure, (None, None))[0] for row in rows]
+        return None if values[0] is None or values[1] is None else 100 * (values[1] / values[0] - 1)
+
 
 @dataclass(frozen=True)
 class PaperEdit:

@@ -5,6 +5,7 @@ Seconds are of the processor on a CPU, whose cores may have other work, and by t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from elude_steer.errors import ImageError
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
 from elude_steer.evaluation.baselines.sae import Sae, SaeSpec, from_sae, train_sae
 from elude_steer.evaluation.evaluate import read_batches
+from elude_steer.evaluation.measures.efficiency import timed
 from elude_steer.evaluation.measures.faithfulness import R2
-from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
+from elude_steer.evaluation.measures.monosemanticity import TOP_IMAGES, Peaks, mean_percent
 from elude_steer.evaluation.tables.measure import measure_atoms
 from elude_steer.method.layers import layer_parameters
 from elude_steer.models.vision import Tower
@@ -29,6 +31,8 @@ from elude_steer.specs import AtlasSpec, ClustersSpec
 from elude_steer.utils.threads import use_threads
 
 IMAGES = 12  # that a trial runs on
+_MORE_IMAGES, _MORE_SECONDS = 400, 4.0  # for the tokens that are clustered, unless that takes longer
+_POOL = 16_000  # tokens of them at most
 _UNITS = 16  # that a trial clusters, unless that takes longer than
 _PATIENCE = 8.0  # seconds
 _LARGEST = 4000  # instances in a trial; more are extrapolated
@@ -115,10 +119,12 @@ class Rates:
         key = ("measure", latents, None if spec is None else spec.kind)
         if key not in self._known:
             self._known[key] = self._measure(latents, spec)
-        single, once = self._known[key]
-        return float(images * single + once)
+        single, entering, once = self._known[key]
+        entries = images if images <= TOP_IMAGES else TOP_IMAGES * (1 + math.log(images / TOP_IMAGES))
+        return float(images * single + entries * entering + once)
 
-    def _measure(self, latents: int, spec: SaeSpec | None) -> tuple[float, float]:
+    def _measure(self, latents: int, spec: SaeSpec | None) -> tuple[float, float, float]:
+        """Of an image; of its entering the strongest images of all latents, as images do at first; and once."""
         layer, generator = self.tower.layer, torch.Generator().manual_seed(0)
         atoms = torch.randn(latents, self.d_in if spec is None else self.d_out, generator=generator)
         units = torch.arange(latents) % self.d_out
@@ -138,9 +144,12 @@ class Rates:
                 r2.add(out, codes @ dictionary.write + dictionary.base)
 
         read()
+        both = self._time(read) / len(parts)
+        kept, peaks.values = peaks.values, torch.full_like(peaks.values, torch.inf)
         single = self._time(read) / len(parts)
+        peaks.values = kept
         once = self._time(lambda: (mean_percent(peaks.scores()), measure_atoms(dictionary.atoms.cpu())))
-        return single, once
+        return single, max(0.0, both - single), once
 
     def _sae(self, spec: SaeSpec) -> Sae:
         """An autoencoder that has learnt nothing, which is as fast as any."""
@@ -153,16 +162,6 @@ class Rates:
 
     def _time(self, call: Callable[[], object]) -> float:
         return timed(call, self.tower.device)
-
-
-def timed(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds that a call takes."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    start = clock()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - start
 
 
 @torch.inference_mode()
@@ -202,7 +201,8 @@ def measure_rates(tower: Tower, spec: AtlasSpec, items: Sequence[Any], instances
         multiply = timed(lambda: (inputs @ weight.T).topk(min(100, len(inputs)), dim=0), device) / (
             inputs.numel() * len(weight)
         )
-        unit, parts = _try_clustering(spec.clusters, inputs, weight, instances, device)
+        pool = _draw_tokens(tower, items, size, instances)
+        unit, parts = _try_clustering(spec.clusters, pool, weight, instances, device)
     return Rates(
         tower,
         image + opened,
@@ -214,6 +214,31 @@ def measure_rates(tower: Tower, spec: AtlasSpec, items: Sequence[Any], instances
         inputs,
         outputs,
     )
+
+
+@torch.inference_mode()
+def _draw_tokens(tower: Tower, items: Sequence[Any], size: int, instances: int) -> torch.Tensor:
+    """As many tokens as the run stores, as far as some images have them: of a few images, parts would be images."""
+    generator, found, seconds = torch.Generator().manual_seed(0), list[torch.Tensor](), 0.0
+    wanted = min(instances, _POOL)
+    each = -(-wanted // min(len(items), _MORE_IMAGES))
+    images = _readable(items[:: max(1, len(items) // _MORE_IMAGES)])
+
+    def encode() -> bool:
+        batch = list(islice(images, size))
+        for q in tower.encode(batch) if batch else ():
+            counted = q[:, tower.token_indices(q.shape[1]).to(q.device)].flatten(0, 1).float()
+            found.append(counted[torch.randperm(len(counted), generator=generator).to(counted.device)])
+        return bool(batch)
+
+    going, clock = True, time.process_time if tower.device.type == "cpu" else time.perf_counter
+    with tower.use_threads():
+        while going and seconds < _MORE_SECONDS and sum(len(q[:each]) for q in found) < wanted:
+            start = clock()  # of the processor, so that other work on the machine leaves as many images
+            going = encode()
+            seconds += clock() - start
+    each = -(-wanted // max(1, len(found)))  # more of each image if there was no time for enough of them
+    return torch.cat([q[:each] for q in found])
 
 
 def _readable(items: Sequence[Any]) -> Any:

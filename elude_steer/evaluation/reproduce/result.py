@@ -14,8 +14,10 @@ from elude_steer.evaluation.report import PAGE_STYLE
 from elude_steer.evaluation.reproduce.forecast import format_time
 from elude_steer.evaluation.reproduce.paper import PaperTable
 from elude_steer.evaluation.reproduce.tables import Number, ResultRow
+from elude_steer.evaluation.tables.properties import PROPERTIES, PropertyRow
+from elude_steer.evaluation.tables.run import rows_as_json
 from elude_steer.utils.files import write_file
-from elude_steer.utils.html import escape, page
+from elude_steer.utils.html import escape, image_tag, page
 
 STYLE = (
     PAGE_STYLE
@@ -23,6 +25,7 @@ STYLE = (
 body { max-width: 1180px } td, th { vertical-align: top } td.n, th.n { text-align: right; white-space: nowrap }
 td small { display: block; opacity: .75; font-size: 12px } tr.ours td { font-weight: 600 }
 tr.backbone td { padding-top: 20px; border-bottom: 2px solid #8888; font-weight: 600 }
+figure { margin: 12px 0 24px } figure img { max-width: 100%; height: auto } figcaption { font-size: 13px; opacity: .8 }
 .warn { border-left: 4px solid #c77700; padding: 4px 12px; margin: 12px 0 }
 """
 )
@@ -39,6 +42,8 @@ class TableResult:
         about: how it was run.
         hours: of the pieces, predicted and measured.
         notes: remarks as sentences.
+        properties: what the methods of each backbone are, measured.
+        collages: units of each backbone beside their parts; on the page only.
     """
 
     table: PaperTable
@@ -46,6 +51,8 @@ class TableResult:
     about: Mapping[str, Any]
     hours: Mapping[str, Any]
     notes: Sequence[str] = field(default=())
+    properties: Mapping[str, Sequence[PropertyRow]] = field(default_factory=dict)
+    collages: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
@@ -58,9 +65,13 @@ class TableResult:
             "name": self.table.name,
             **self.about,
             "rows": [row.to_dict() for row in self.rows],
+            **({"properties": self._properties_as_json()} if self.properties else {}),
             "notes": list(self.notes),
             "hours": dict(self.hours),
         }
+
+    def _properties_as_json(self) -> dict[str, Any]:
+        return {backbone: rows_as_json(rows) for backbone, rows in self.properties.items()}
 
     def text(self) -> list[list[str]]:
         """The table as text: a header, then a line for each row."""
@@ -71,10 +82,18 @@ class TableResult:
             lines.append([row.backbone, _TITLES.get(row.method, row.method), *cells])
         return lines
 
+    def properties_text(self) -> list[list[str]]:
+        """The properties as text: a header, then a line for each method, each answer with its number."""
+        lines = [["", "", *PROPERTIES]]
+        for backbone, rows in self.properties.items():
+            lines += [[backbone, row.method, *row.answers()] for row in rows]
+        return lines
+
     def save(self, folder: Path) -> Path:
         """Write the JSON file, the text table and the page, all named after the table; returns the page's path."""
         write_text(folder / f"{self.table.name}.json", json.dumps(self.to_dict(), indent=1))
-        write_text(folder / f"{self.table.name}.txt", align(self.text()))
+        properties = f"\n{align(self.properties_text())}" if self.properties else ""
+        write_text(folder / f"{self.table.name}.txt", align(self.text()) + properties)
         write_text(folder / f"{self.table.name}.html", self.page())
         return folder / f"{self.table.name}.html"
 
@@ -100,7 +119,8 @@ class TableResult:
             f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
             '<p class="soft">Each cell: ours with its deviation over seeds; below it the value of the paper, and ours '
             "minus the paper's. Empty where nothing was measured.</p>"
-            f"{show_notes(self.notes)}{show_hours(self.hours)}{show_about(self.about)}"
+            f"{show_notes(self.notes)}{show_properties(self.properties)}{show_collages(self.collages)}"
+            f"{show_hours(self.hours)}{show_about(self.about)}"
         )
         return page(self.table.title, body, style=STYLE)
 
@@ -143,6 +163,44 @@ def _lead(about: Mapping[str, Any]) -> str:
 def show_notes(notes: Sequence[str]) -> str:
     """Remarks as paragraphs."""
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def show_properties(properties: Mapping[str, Sequence[PropertyRow]]) -> str:
+    """What methods are, each answer with the number that it rests on."""
+    if not properties:
+        return ""
+    heads, lines = "".join(f"<th>{escape(name)}</th>" for name in PROPERTIES), []
+    for backbone, rows in properties.items():
+        lines.append(f'<tr class="backbone"><td colspan="{len(PROPERTIES) + 1}">{escape(backbone)}</td></tr>')
+        for row in rows:
+            cells = "".join(f"<td>{escape(answer)}</td>" for answer in row.answers())
+            ours = ' class="ours"' if "ELUDe" in row.method else ""
+            lines.append(f"<tr{ours}><td>{escape(row.method)}</td>{cells}</tr>")
+    return (
+        f'<section id="properties"><h2>Properties, measured</h2><table><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>"
+        '<p class="soft">Stable: similarity of two runs on the same tokens. Training-free: trained parameters. '
+        "Explicit: error of what the model loses if one part is taken away, against what that part says it adds. "
+        "Lossless: error of all parts together, as a share of the layer's largest output. Unsupervised: labels of "
+        "images that were read.</p></section>"
+    )
+
+
+def show_collages(collages: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Units beside their parts."""
+    if not collages:
+        return ""
+    parts = []
+    for backbone, units in collages.items():
+        parts.append(f"<h3>{escape(backbone)}</h3>")
+        for unit in units:
+            text = f"unit {unit['unit']} and its {unit['parts']} part{'s' * (unit['parts'] != 1)}, {unit['method']}"
+            parts.append(f"<figure>{image_tag(unit['image'], text)}<figcaption>{escape(text)}</figcaption></figure>")
+    return (
+        '<section id="collages"><h2>Units and their parts</h2><p class="soft">The sixteen images that activate a unit '
+        "most, beside the four that activate each of its parts most. Units have different numbers of parts, and are "
+        f"the first with theirs.</p>{''.join(parts)}</section>"
+    )
 
 
 def show_hours(hours: Mapping[str, Any]) -> str:

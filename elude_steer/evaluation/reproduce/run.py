@@ -14,7 +14,8 @@ from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.evaluation.reproduce.result import TableResult
 from elude_steer.evaluation.reproduce.steering import needs_build, run_edits
-from elude_steer.evaluation.reproduce.tables import run_experiment
+from elude_steer.evaluation.reproduce.tables import draw_collages, measure_properties, run_experiment
+from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL
 from elude_steer.models.images import image_set
 from elude_steer.utils.fingerprint import versions
 
@@ -22,8 +23,9 @@ Result = TableResult | EditsResult
 _NOTES = {
     "stability": "The paper prints the collinearity as coherence and calls higher better; 100 means that there are "
     "duplicates. Deviations of the paper's stability and coherence are as printed, not in percent.",
-    "efficiency": "Milliseconds and memory are of another machine than the paper's; compare `slower`. "
-    "Input dim is what a method reads.",
+    "efficiency": "Milliseconds and memory are of another machine than the paper's; compare `slower` and "
+    "`more memory`, each beside the paper's ratio to its own backbone. On a CPU, memory is that of the process, which "
+    "keeps what earlier rows took. Input dim is what a method reads.",
     "judge": "Deviations are the widths of 95 % intervals.",
 }
 
@@ -72,8 +74,10 @@ def reproduce(
         return EditsResult(rows, about, ledger.to_dict(), _edit_notes(edits, options))
     experiment = Experiment(name, options)
     found = run_experiment(experiment, ledger, confirm)
+    properties, collages = measure_properties(experiment, ledger), draw_collages(experiment, ledger)
     ledger.finish()
-    return TableResult(experiment.table, found, _describe_table(experiment), ledger.to_dict(), _notes(experiment))
+    about, notes = _describe_table(experiment), _notes(experiment)
+    return TableResult(experiment.table, found, about, ledger.to_dict(), notes, properties, collages)
 
 
 def _describe(options: ReproduceOptions) -> dict[str, Any]:
@@ -115,6 +119,12 @@ def _differences(experiment: Experiment) -> list[str]:
     replaced = [name for name, model in options.backbones.items() if model is not None]
     found += [f"another checkpoint for {', '.join(replaced)}"] if replaced else []
     found += ["measured on the images that methods learnt from"] if options.held_out is None else []
+    if experiment.name == "efficiency" and experiment.protocol != PAPER_PROTOCOL:
+        protocol = experiment.protocol
+        found.append(
+            f"{protocol.runs} timed passes of {protocol.batch} images after {protocol.warm_up} "
+            f"({'' if protocol.compiled else 'not '}compiled, {protocol.statistic})"
+        )
     found += [f"changes {', '.join(options.changes)}"] if options.changes else []
     missing = [name for name in experiment.table.backbones if name not in experiment.backbones]
     found += [f"{len(missing)} of {len(experiment.table.backbones)} backbones left out"] if missing else []

@@ -12,16 +12,23 @@ from elude_steer.evaluation.report import MS_ROW
 from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.paper import PaperRow, read_table
+from elude_steer.evaluation.result_files import load_or_make
+from elude_steer.evaluation.tables.collages import Collage, make_collages
+from elude_steer.evaluation.tables.properties import PropertyRow, run_properties
 from elude_steer.evaluation.tables.run import TableRow, mean_and_deviation, run_table, summarize
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.utils import optional
 from elude_steer.utils.files import write_file
+from elude_steer.utils.plotting import data_uri, fit_within
 from elude_steer.utils.yaml_schema import dump_document
 
 PERCENT = 100.0
 # Our measures under the paper's names, and what they are multiplied by.
 MEASURES = {"MS-Score": 1.0, "accuracy": PERCENT, "R2": PERCENT, "expansion": 1.0}
+# Our ratios to the backbone alone, and the paper's measures that they are ratios of.
+RATIOS = {"slower, %": "ms per batch", "more memory, %": "peak MB"}
 Confirm = Callable[[int], object]
+_COLLAGES, _MOST_PARTS, _WIDTH = 3, 12, 1400  # of a backbone; of a unit that is shown; pixels
 
 
 @dataclass(frozen=True)
@@ -101,12 +108,15 @@ def run_experiment(experiment: Experiment, ledger: Ledger, confirm: Confirm = la
 
 def _join(experiment: Experiment, backbone: str, method: str, values: Values, paper: PaperRow | None) -> ResultRow:
     numbers, sizes = {}, read_table("configurations").find(backbone, method)
+    theirs: tuple[float | None, float | None]
     for measure in experiment.table.columns:
         value, deviation = values.get(measure, (None, None))
         theirs = (None, None) if paper is None else paper.values.get(measure, (None, None))
         numbers[measure] = Number(value, deviation, *theirs)
     for measure in values:  # such as the expansion, which stands in a table of its own
         theirs = (None, None) if sizes is None else sizes.values.get(measure, (None, None))
+        if measure in RATIOS:  # which the paper's table leaves to the reader
+            theirs = (experiment.table.more_than(backbone, RAW, method, RATIOS[measure]), None)
         numbers.setdefault(measure, Number(*values[measure], *theirs))
     return ResultRow(backbone, method, experiment.seeds, numbers)
 
@@ -135,6 +145,41 @@ def _run_measures(
         for method in rates:
             found[method]["LLM rank"] = (order.index(method) + 1.0, None)
     return found
+
+
+def measure_properties(experiment: Experiment, ledger: Ledger) -> dict[str, list[PropertyRow]]:
+    """The measured properties of the methods of each backbone, in the paper's order."""
+    found: dict[str, list[PropertyRow]] = {}
+    for backbone in experiment.backbones:
+        names, setup, rows = experiment.property_methods(backbone), experiment.setup(backbone), dict[str, PropertyRow]()
+        for method in make_order(names):
+            with ledger.count(f"{backbone}: {method}, properties"):
+                (rows[method],) = run_properties(setup, [method], seed=experiment.seeds[0], runs=experiment.runs)
+        found |= {backbone: [rows[name] for name in names]} if names else {}
+    return found
+
+
+def draw_collages(experiment: Experiment, ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    """Collages of some units of each backbone: `unit`, `parts`, `method` and `image`, a data URI."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for backbone in experiment.backbones:
+        method, setup, seed = experiment.collage_method(backbone), experiment.setup(backbone), experiment.seeds[0]
+        if method is None:
+            continue
+
+        def draw(setup: Any = setup, method: str = method, seed: int = seed) -> dict[str, Any]:
+            setup.log(f"{setup.name}: collages")
+            made = make_collages(setup, method=method, seed=seed, count=_COLLAGES, most=_MOST_PARTS)
+            return {"units": [_as_json(collage, method) for collage in made]}
+
+        with ledger.count(f"{backbone}: collages"):
+            found[backbone] = load_or_make(experiment.collages_path(backbone), draw)["units"]
+    return found
+
+
+def _as_json(collage: Collage, method: str) -> dict[str, Any]:
+    image = collage.image if max(collage.image.size) <= _WIDTH else fit_within(collage.image, _WIDTH)
+    return {"unit": collage.unit, "parts": collage.parts, "method": method, "image": data_uri(image, quick=True)}
 
 
 def _run_judges(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
@@ -171,10 +216,9 @@ def _run_stability(experiment: Experiment, backbone: str, ledger: Ledger, confir
 
 
 def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
-    from elude_steer.evaluation.tables.efficiency import BARE, PAPER_PROTOCOL, SMALL_PROTOCOL, run_efficiency
+    from elude_steer.evaluation.tables.efficiency import BARE, run_efficiency
 
-    setup = experiment.setup(backbone)
-    protocol = PAPER_PROTOCOL if experiment.options.preset == "paper" else SMALL_PROTOCOL
+    setup, protocol = experiment.setup(backbone), experiment.protocol
     methods = [name for name in make_order(experiment.methods(backbone)) if name != RAW]
     measured: dict[str, list[Any]] = {}
     for seed in experiment.seeds[:1]:  # what a pass costs does not depend on the draw of tokens
@@ -190,7 +234,11 @@ def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confi
             if values:
                 mean, deviation = mean_and_deviation(values)
                 found[method][measure] = (mean, deviation if len(values) > 1 and measure != "input dim" else None)
-        found[method]["slower, %"] = (PERCENT * mean_and_deviation([row.slower for row in rows])[0], None)
+        ratios = {"slower, %": [row.slower for row in rows], "more memory, %": [row.larger for row in rows]}
+        for measure, shares in ratios.items():
+            known = [share for share in shares if share is not None]
+            if known:
+                found[method][measure] = (PERCENT * mean_and_deviation(known)[0], None)
     return found
 
 

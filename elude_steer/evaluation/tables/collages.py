@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 
 from elude_steer.errors import SpecError
-from elude_steer.evaluation.compare.methods import find_methods
+from elude_steer.evaluation.compare.methods import Method, find_methods
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.measure import strongest_images, strongest_of_units
 from elude_steer.evaluation.tables.setup import TableSetup
@@ -18,6 +19,21 @@ from elude_steer.utils.files import check_folder, write_image
 
 _CELL, _GAP, _LINE = 96, 6, 3  # pixels
 _UNIT_COLOUR, _PART_COLOUR, _TEXT = "#ffb000", "#dc267f", "#222222"
+
+
+@dataclass(frozen=True, eq=False)
+class Collage:
+    """The picture of a unit beside its parts.
+
+    Attributes:
+        unit: number of the unit.
+        parts: how many parts it has.
+        image: the picture.
+    """
+
+    unit: int
+    parts: int
+    image: Image.Image
 
 
 def draw_collages(
@@ -39,10 +55,35 @@ def draw_collages(
         units: numbers of units; by default, for each number of parts from one on, the first unit that has so many.
         count: how many units by default.
     """
-    (chosen,) = find_methods([method])
-    if chosen.kind not in ("atlas", "split", "classes", "units"):
-        raise SpecError(f"the latents of '{method}' are no parts of units; a collage shows ELUDe or another split.")
-    folder, bench = check_folder(out), Bench(setup)
+    require_parts(method)
+    folder, paths = check_folder(out), []
+    for found in make_collages(setup, method=method, seed=seed, units=units, count=count):
+        paths.append(folder / f"unit-{found.unit}.png")
+        write_image(paths[-1], found.image)
+    return paths
+
+
+def make_collages(
+    setup: TableSetup,
+    *,
+    method: str = "ELUDe (gap)",
+    seed: int | None = None,
+    units: Sequence[int] | None = None,
+    count: int = 7,
+    most: int | None = None,
+) -> list[Collage]:
+    """Collages of some units; see `draw_collages`.
+
+    Args:
+        setup: the backbone and the images.
+        method: whose parts are shown.
+        seed: the draw of tokens, by default the first.
+        units: numbers of units; by default, units with different numbers of parts.
+        count: how many units by default.
+        most: the largest number of parts of units by default, whose numbers of parts are then spread from two to it;
+            None for the smallest numbers of parts.
+    """
+    chosen, bench = require_parts(method), Bench(setup)
     number = setup.find_seeds(None if seed is None else [seed])[0]
     parts_of = bench.dictionary(chosen, number).units.cpu()
     whole, parts = strongest_of_units(bench), strongest_images(bench, chosen, number)
@@ -51,19 +92,35 @@ def draw_collages(
         if not 0 <= unit < len(whole):
             raise SpecError(f"there is no unit {unit}; the layer has units 0 to {len(whole) - 1}.")
     if units is None:
-        units = [sizes.index(size) for size in sorted(set(sizes))[:count]]
+        units = [sizes.index(size) for size in _choose_sizes(sorted(set(sizes)), count, most)]
     items = {item.index: item for item in bench.held_out.items}
 
     def read(index: int) -> Image.Image:
         return items[index].read()[0]
 
-    paths = []
+    found = []
     for unit in units:
         rows = (parts_of == unit).nonzero()[:, 0].tolist()
-        picture = _draw(f"unit {unit}", whole[unit], [parts[row] for row in rows], read)
-        paths.append(folder / f"unit-{unit}.png")
-        write_image(paths[-1], picture)
-    return paths
+        image = _draw(f"unit {unit}", whole[unit], [parts[row] for row in rows], read)
+        found.append(Collage(unit, len(rows), image))
+    return found
+
+
+def require_parts(name: str) -> Method:
+    """The method of this name; raises for one whose latents are no parts of units."""
+    (method,) = find_methods([name])
+    if not method.splits_units:
+        raise SpecError(f"the latents of '{name}' are no parts of units; a collage shows ELUDe or another split.")
+    return method
+
+
+def _choose_sizes(sizes: Sequence[int], count: int, most: int | None) -> Sequence[int]:
+    """Numbers of parts that are shown: the smallest, or spread from two to `most`."""
+    if most is None:
+        return sizes[:count]
+    some = [size for size in sizes if 1 < size <= most] or sizes[:1]
+    count = min(count, len(some))
+    return [some[round(number * (len(some) - 1) / max(1, count - 1))] for number in range(count)]
 
 
 def _draw(title: str, whole: torch.Tensor, parts: Sequence[torch.Tensor], read: Callable[[int], Any]) -> Image.Image:

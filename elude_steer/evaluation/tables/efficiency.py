@@ -20,7 +20,7 @@ from elude_steer.errors import ImageError, SpecError
 from elude_steer.evaluation.baselines.sae import Sae
 from elude_steer.evaluation.compare.methods import METHODS, Method
 from elude_steer.evaluation.evaluate import read_batches
-from elude_steer.evaluation.measures.efficiency import Cost, measure_costs
+from elude_steer.evaluation.measures.efficiency import Cost, measure_costs, timed
 from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.setup import TableSetup
@@ -139,6 +139,17 @@ def run_efficiency(
     if not protocol.alternate:
         found = {name: _measure_alone(bench, name, variants.get(name), protocol, folder) for name in (BARE, *variants)}
     return [_make_row(bench, name, found) for name in (BARE, *variants)]
+
+
+def try_passes(bench: Bench, protocol: Protocol) -> tuple[float, float]:
+    """The seconds of compiling the bare backbone and of a pass, of the processor on a CPU; for forecasts."""
+    tower = bench.tower
+    with tower.use_threads(), torch.inference_mode():
+        call = _make_call(bench, protocol.batch)
+        torch.compiler.reset()
+        run = torch.compile(call) if protocol.compiled else call
+        first, second, third = (timed(run, tower.device) for _ in range(3))
+    return (max(0.0, first - third) if protocol.compiled else 0.0), min(second, third)
 
 
 def _describe(protocol: Protocol) -> str:

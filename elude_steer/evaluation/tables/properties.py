@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.models.vision import Tower
 from elude_steer.utils.progress import track
 
+PROPERTIES = ("stable", "training-free", "explicit", "lossless", "unsupervised")
 STABLE = 0.999  # similarity of two runs from which they count as the same
 EXACT = 1e-4  # largest error of a layer's output, as a share of its largest output, that rounding explains
 CHANGES = 1e-2  # error of the change of the stream, which is a small difference of large numbers
-_IMAGES, _CHANGED = 32, 4  # images on which the output is compared, and a part taken away
+COMPARED, CHANGED = 32, 4  # images on which the output is compared, and a part taken away
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,26 @@ class PropertyRow:
     unsupervised: bool
     evidence: dict[str, float]
 
+    def answers(self) -> list[str]:
+        """The five answers in the order of `PROPERTIES`, each with the number that it rests on."""
+        e = self.evidence
+        similarity = e["similarity of runs"]
+        return [
+            f"{_yes(self.stable)} ({'one result' if similarity != similarity else f'{similarity:.3f}'})",
+            f"{_yes(self.training_free)} ({e['trained parameters']:,.0f} parameters)",
+            f"{_yes(self.explicit)} ({e['error of taking one part away']:.0e})",
+            f"{_yes(self.lossless)} ({e['error of the output']:.0e})",
+            f"{_yes(self.unsupervised)} ({e['labels read']:,.0f} labels)",
+        ]
 
-def run_properties(setup: TableSetup, methods: Sequence[str] | None = None) -> list[PropertyRow]:
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
+
+
+def run_properties(
+    setup: TableSetup, methods: Sequence[str] | None = None, *, seed: int | None = None, runs: int | None = None
+) -> list[PropertyRow]:
     """Measure the properties of each method; those of units, which divide nothing, are left out by default.
 
     K-means on contributions (PURE) and clusters of activations (DNRwCV) stop at clusters as they are published; here
@@ -59,16 +79,28 @@ def run_properties(setup: TableSetup, methods: Sequence[str] | None = None) -> l
     Args:
         setup: the backbone, the images and the budget; its runs decide on stability, and should be two at least.
         methods: names of the methods.
+        seed: the draw of tokens that methods are made from, by default the first.
+        runs: how many runs decide on stability, by default all of the preset.
     """
     names = [name for name in setup.default_methods() if name != "raw units"] if methods is None else list(methods)
-    stable = {row.method: row.runs for row in run_stability(setup, names)}
-    bench, seed, rows = Bench(setup), setup.preset.seeds[0], []
+    stable = {row.method: row.runs for row in run_stability(setup, names, seed=seed, runs=runs)}
+    bench, rows = Bench(setup), []
+    draw = setup.find_seeds(None if seed is None else [seed])[0]
     for method in setup.find_methods(names):
-        path = bench.folder / "properties" / f"{method.number:02d}.json"
-        found = load_or_make(path, lambda method=method: _measure(bench, method, seed))  # type: ignore[misc]
+        found = load_or_make(_path(setup, method, draw), lambda method=method: _measure(bench, method, draw))  # type: ignore[misc]
         evidence = {name: value for name, value in found.items() if name != "seconds"}
         rows.append(_judge(method.name, {"similarity of runs": stable[method.name], **evidence}))
     return rows
+
+
+def has_properties(setup: TableSetup, name: str, seed: int) -> bool:
+    """Whether a method's properties are there already; loads no model."""
+    (method,) = setup.find_methods([name])
+    return _path(setup, method, seed).exists()
+
+
+def _path(setup: TableSetup, method: Method, seed: int) -> Path:
+    return setup.folder / "properties" / f"{method.number:02d}-{seed}.json"
 
 
 def _judge(name: str, evidence: dict[str, float]) -> PropertyRow:
@@ -93,7 +125,7 @@ def _measure(bench: Bench, method: Method, seed: int) -> dict[str, Any]:
     if method.kind == "sae":
         trained = sum(parameter.numel() for parameter in bench.sae(method, seed, 0).parameters())
     outputs_for, largest, lost = linear_outputs(bench.tower.layer), 0.0, 0.0
-    for _, q, _ in islice(bench.held_out.activations(), _IMAGES):
+    for _, q, _ in islice(bench.held_out.activations(), COMPARED):
         out = outputs_for(q)
         largest = max(largest, float(out.abs().max()))
         lost = max(lost, float((dictionary.reconstruct(q) - out).abs().max()))
@@ -115,7 +147,7 @@ def _error_of_removal(bench: Bench, dictionary: Dictionary) -> float:
     tower, worst = bench.tower, 0.0
     scale = 1.0 if tower.stream_scale is None else tower.stream_scale.float()
     with tower.use_threads():
-        for (read,) in track(islice(read_batches(bench.held_out.items, 1), _CHANGED), "changing", "images", _CHANGED):
+        for (read,) in track(islice(read_batches(bench.held_out.items, 1), CHANGED), "changing", "images", CHANGED):
             (whole,) = _streams(tower, Reconstruction(dictionary, tower.layer), read[1])
             codes = dictionary.read(whole[0].float())
             part = int(codes.flatten(0, -2).max(0).values.argmax())

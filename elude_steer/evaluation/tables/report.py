@@ -10,7 +10,7 @@ from typing import Any
 
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.tables.efficiency import EfficiencyRow
-from elude_steer.evaluation.tables.properties import PropertyRow
+from elude_steer.evaluation.tables.properties import PROPERTIES, PropertyRow
 from elude_steer.evaluation.tables.run import TableRow, rows_as_json, summarize
 from elude_steer.evaluation.tables.setup import TableSetup
 from elude_steer.evaluation.tables.stability import StabilityRow
@@ -58,19 +58,13 @@ def stability_lines(rows: Sequence[StabilityRow]) -> list[str]:
 
 def property_lines(rows: Sequence[PropertyRow]) -> list[str]:
     """A Markdown table of the properties, each with the number that it rests on."""
-    heads = ["method", "stable", "training-free", "explicit", "lossless", "unsupervised"]
+    heads = ["method", *PROPERTIES]
     lines = [_line(heads), "|---" * len(heads) + "|"]
-    for row in sorted(rows, key=lambda row: METHODS[row.method].number):
-        e = row.evidence
-        cells = [
-            f"{_yes(row.stable)} ({_number(e['similarity of runs'], 3) or 'one result'})",
-            f"{_yes(row.training_free)} ({e['trained parameters']:,.0f} parameters)",
-            f"{_yes(row.explicit)} ({e['error of taking one part away']:.0e})",
-            f"{_yes(row.lossless)} ({e['error of the output']:.0e})",
-            f"{_yes(row.unsupervised)} ({e['labels read']:,.0f} labels)",
-        ]
-        lines.append(_line([row.method, *cells]))
-    return lines
+    return lines + [_line([row.method, *row.answers()]) for row in sorted(rows, key=_number_of_method)]
+
+
+def _number_of_method(row: PropertyRow) -> int:
+    return METHODS[row.method].number
 
 
 def efficiency_lines(rows: Sequence[EfficiencyRow]) -> list[str]:
@@ -153,7 +147,3 @@ def _spread(found: tuple[float, float] | None, factor: float, digits: int, *, al
 
 def _number(value: float, digits: int) -> str:
     return "" if value != value else f"{value:.{digits}f}"
-
-
-def _yes(answer: bool) -> str:
-    return "yes" if answer else "no"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,7 +130,7 @@ class TableSetup:
         limit: maximum number of probing images.
         held_out_limit: maximum number of images to measure on.
         head: an image classifier of transformers on the same backbone, for the accuracy; models of timm have their own.
-        classes: class of each image, by its id; by default, its folder.
+        classes: class of each image, by its id; by default, its folder, or a scene's first object.
         device: where models run.
         threads: threads of torch on a CPU; by default the model's size and the free cores decide.
         trust_remote_code: whether code that comes with the model may run.
@@ -236,8 +236,19 @@ def class_of(id: str, classes: Mapping[str, str] | None) -> str | None:
     """The class of an image: that of its id, or of its file's name, or its folder; None where there is none."""
     if classes is not None:
         return classes.get(id, classes.get(Path(id).name))
+    if id.startswith("toyland:"):
+        return _first_object(id)
     parent = Path(id).parent.name
     return parent or None
+
+
+@cache
+def _first_object(id: str) -> str | None:
+    """The first object of a scene, from an id such as `toyland:31:7`; None for a scene without objects."""
+    from elude_steer.toyland.scenes import scenes
+
+    _, seed, number = id.split(":")
+    return next((thing.name for thing in next(scenes(int(seed), 1, start=int(number))).things), None)
 
 
 def has_classes(items: Sequence[Item], classes: Mapping[str, str] | None) -> bool:

@@ -47,7 +47,7 @@ class StabilityRow:
 
 
 def run_stability(
-    setup: TableSetup, methods: Sequence[str] | None = None, *, seed: int | None = None
+    setup: TableSetup, methods: Sequence[str] | None = None, *, seed: int | None = None, runs: int | None = None
 ) -> list[StabilityRow]:
     """How stable each method is: over runs on the same tokens, and over the draws whose rows `run_table` has made.
 
@@ -55,11 +55,14 @@ def run_stability(
         setup: the backbone, the images and the budget.
         methods: names of the methods, by default those of the preset.
         seed: the draw of tokens that all runs learn from, by default the first.
+        runs: how many runs are compared, by default those of the preset, and at most so many.
     """
     bench, rows = Bench(setup), []
     seed = setup.find_seeds(None if seed is None else [seed])[0]
     for method in setup.find_methods(methods):
-        count = 1 if method.kind == "units" else setup.preset.runs  # nothing about units can differ
+        count = (
+            1 if method.kind == "units" else min(runs or setup.preset.runs, setup.preset.runs)
+        )  # nothing about units can differ
         paths, seconds = [], 0.0
         for run in range(count):
             path = bench.vectors_path(method, seed, run)

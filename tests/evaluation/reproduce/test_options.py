@@ -1,7 +1,9 @@
 import pytest
 
 from elude_steer.errors import SpecError
+from elude_steer.evaluation.reproduce.experiment import Experiment
 from elude_steer.evaluation.reproduce.options import ReproduceOptions, find_backbones, find_rows, scale_sizes
+from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL, SMALL_PROTOCOL
 from elude_steer.recipe_files import load_spec
 
 
@@ -45,3 +47,13 @@ def test_rows_and_backbones():
     assert len(find_rows("generalization", "dinov2-base-layer12-ef4", ReproduceOptions())) == 6
     with pytest.raises(SpecError, match="there is no backbone 'dinov2-base-layer12' here; there are"):
         find_backbones("generalization", options)
+
+
+def test_the_protocol_is_the_presets_unless_it_is_given():
+    def protocol(**given):
+        return Experiment("efficiency", ReproduceOptions(**given)).protocol
+
+    assert protocol() == protocol(preset="tiny", protocol="paper") == PAPER_PROTOCOL
+    assert protocol(preset="tiny") == protocol(protocol="small") == SMALL_PROTOCOL
+    few = protocol(preset="small", protocol="paper", passes=10)
+    assert (few.batch, few.warm_up, few.runs, few.compiled, few.statistic) == (256, 2, 10, True, "mean")

@@ -21,20 +21,20 @@ def without_hours(page):
     return re.sub(r'<section id="hours">.*</section>', "", page, flags=re.DOTALL)
 
 
-def interrupt_after(count):
-    """A log that is interrupted at a line, as by Ctrl-C."""
+def interrupt_after(where):
+    """A log that is interrupted after some lines, or at a line that ends so, as by Ctrl-C."""
     lines = []
 
     def log(line):
         lines.append(line)
-        if len(lines) > count:
+        if line.endswith(where) if isinstance(where, str) else len(lines) > where:
             raise KeyboardInterrupt
 
     return log
 
 
 def run_interrupted(name, make_options, monkeypatch, lines):
-    """Interrupt a run three times: among the units that it clusters, then at two later lines; then let it end."""
+    """Interrupt a run three times: among the units that it clusters, then at later lines; then let it end."""
     units = []
 
     def interrupt(*arguments):
@@ -46,16 +46,17 @@ def run_interrupted(name, make_options, monkeypatch, lines):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(unit_clusters, "cluster_unit", interrupt)
         reproduce(name, make_options())
-    for count in lines:
+    for where in lines:
         with pytest.raises(KeyboardInterrupt):
-            reproduce(name, make_options(log=interrupt_after(count)))
+            reproduce(name, make_options(log=interrupt_after(where)))
     return reproduce(name, make_options())
 
 
-def test_interrupting_three_times_and_going_on_gives_the_same_page(world, tmp_path, monkeypatch):
+def test_interrupting_five_times_and_going_on_gives_the_same_page(world, tmp_path, monkeypatch):
     once = reproduce("interpretability", world.options(tmp_path / "once", rows=ROWS))
     make = partial(world.options, tmp_path / "again", rows=ROWS)
-    again = run_interrupted("interpretability", make, monkeypatch, lines=(2, 2))
+    lines = (2, 2, "topk SAE, run 2", "collages")
+    again = run_interrupted("interpretability", make, monkeypatch, lines)
     pages = [result.save(tmp_path / f"out-{number}").read_text() for number, result in enumerate((once, again))]
     assert without_hours(pages[0]) == without_hours(pages[1]) and "ELUDe (unique)" in pages[0]
     assert len(without_hours(pages[0])) < len(pages[0])
@@ -73,9 +74,35 @@ def test_interrupting_three_times_and_going_on_gives_the_same_page(world, tmp_pa
     text = (tmp_path / "out-0" / "interpretability.txt").read_text()
     assert "64.85 ± 0.52" in text and "backbone only" in text
     found = json.loads((tmp_path / "out-0" / "interpretability.json").read_text())
-    assert set(found["hours"]["pieces"]) == {f"dinov2-base-layer12: {row}, seed 42" for row in ROWS}
+    pieces = [*(f"{row}, seed 42" for row in ROWS), *(f"{row}, properties" for row in ROWS[1:]), "collages"]
+    assert set(found["hours"]["pieces"]) == {f"dinov2-base-layer12: {piece}" for piece in pieces}
     assert str(world.dino.parent) not in json.dumps(found), "private paths stay private"
     assert "another checkpoint for dinov2-base-layer12" in pages[0] and "LLM rank needs judges" in pages[0]
+
+
+def test_the_page_shows_properties_and_collages(world, tmp_path):
+    result = reproduce("interpretability", world.options(tmp_path / "work", rows=ROWS))
+    rows = {row.method: row for row in result.properties["dinov2-base-layer12"]}
+    assert list(rows) == ["topk SAE", "ELUDe (unique)"]
+    elude, other = rows["ELUDe (unique)"], rows["topk SAE"]
+    assert elude.stable and elude.training_free and elude.explicit and elude.lossless and elude.unsupervised
+    assert not (other.stable or other.training_free or other.lossless)
+    page = result.save(tmp_path / "out").read_text()
+    assert all(f"<td>{answer}</td>" in page for answer in elude.answers())
+    units = result.collages["dinov2-base-layer12"]
+    assert units and all(1 < unit["parts"] <= 12 for unit in units)
+    assert len({unit["parts"] for unit in units}) == len(units), "units with different numbers of parts"
+    assert page.count("<img") == len(units) and all(unit["image"] in page for unit in units)
+    assert f"unit {units[0]['unit']} and its {units[0]['parts']} parts, ELUDe (unique)" in page
+    found = json.loads((tmp_path / "out" / "interpretability.json").read_text())
+    assert found["properties"]["dinov2-base-layer12"][1]["lossless"] is True and "collages" not in found
+    assert "yes (0 parameters)" in (tmp_path / "out" / "interpretability.txt").read_text()
+
+
+def test_units_alone_have_neither_properties_nor_collages(world, tmp_path):
+    result = reproduce("interpretability", world.options(tmp_path / "work", rows=("raw units",)))
+    assert not result.properties and not result.collages
+    assert "Properties, measured" not in result.page() and "<img" not in result.page()
 
 
 def test_the_papers_edits_from_images_to_the_page(world, tmp_path, monkeypatch):
@@ -111,6 +138,22 @@ def test_every_other_table(world, tmp_path, name):
         assert number.value is not None and number.paper is not None, row
         assert f"{number.paper:,.2f}" in page or f"{number.paper:,.0f}" in page
     assert result.hours["measured"] > 0
+
+
+@slow
+def test_the_papers_protocol_with_a_small_budget(world, tmp_path):
+    rows = ("raw units", "ELUDe (unique)", "transcoder")
+    options = world.options(tmp_path / "work", rows=rows, protocol="paper", passes=2)
+    result = reproduce("efficiency", options)
+    numbers = {row.method: row.numbers for row in result.rows}
+    bare, elude = numbers["raw units"], numbers["ELUDe (unique)"]
+    assert bare["slower, %"].value == bare["slower, %"].paper == 0
+    ratio = 100 * (elude["ms per batch"].value / bare["ms per batch"].value - 1)
+    assert elude["slower, %"].value == pytest.approx(ratio)
+    assert elude["slower, %"].paper == pytest.approx(14.94, abs=0.01)  # 437.73 of 380.83 ms
+    assert elude["more memory, %"].paper == pytest.approx(15.24, abs=0.01)
+    assert numbers["transcoder"]["slower, %"].paper == pytest.approx(89.22, abs=0.01)
+    assert "2 timed passes of 256 images after 1 (compiled, mean)" in result.page()
 
 
 @slow

@@ -12,12 +12,12 @@ from elude_steer import toyland
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.tables.bench import Bench
-from elude_steer.evaluation.tables.collages import draw_collages
+from elude_steer.evaluation.tables.collages import draw_collages, make_collages
 from elude_steer.evaluation.tables.efficiency import BARE, Protocol, run_efficiency
-from elude_steer.evaluation.tables.properties import run_properties
+from elude_steer.evaluation.tables.properties import PROPERTIES, has_properties, run_properties
 from elude_steer.evaluation.tables.report import write_tables
 from elude_steer.evaluation.tables.run import list_rows, rows_as_json, run_table, summarize
-from elude_steer.evaluation.tables.setup import PAPER, SMALL, TINY, TableSetup, find_preset
+from elude_steer.evaluation.tables.setup import PAPER, SMALL, TINY, TableSetup, class_of, find_preset
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.models.images import open_image
 from elude_steer.models.vision import Tower
@@ -268,3 +268,23 @@ def test_several_draws_are_the_tokens_of_single_builds(world, tmp_path):
         assert one.folder.name == other.folder.name
     stores = [Bench(together).store(seed).folder / "tokens.bin" for seed in TINY.seeds]
     assert all(a.read_bytes() != b.read_bytes() for a, b in pairwise(stores))
+
+
+def test_a_scenes_class_is_its_first_object():
+    for number, scene in enumerate(toyland.scenes(31, 12)):
+        assert class_of(f"toyland:31:{number}", None) == (scene.objects[0] if scene.objects else None)
+    assert class_of("toyland:31:0", {"toyland:31:0": "known"}) == "known"
+    assert class_of("train/dog/1.png", None) == "dog"
+
+
+def test_collages_of_units_with_many_parts(setup, rows):
+    found = make_collages(setup, count=2, most=4)
+    assert [collage.parts for collage in found] == sorted({collage.parts for collage in found})
+    assert all(1 < collage.parts <= 4 and collage.image.width > 400 for collage in found)
+
+
+def test_properties_of_another_draw(setup, rows):
+    assert not has_properties(setup, "ELUDe (gap)", 123)
+    (row,) = run_properties(setup, ["ELUDe (gap)"], seed=123, runs=2)
+    assert row.stable and has_properties(setup, "ELUDe (gap)", 123)
+    assert row.answers()[0] == "yes (1.000)" and len(row.answers()) == len(PROPERTIES)
