@@ -4,7 +4,8 @@
 
 Needs the extra `ray`. The command runs as a user would run it, from scratch each time; in the last build a worker that
 is doing a piece is killed at random moments. The seconds are those of the whole command, on the clock. Targets: the
-same bytes everywhere; no piece is begun more than twice; Ray takes at most 1.15 of the time of two processes.
+same bytes everywhere; no piece is done more than twice; Ray takes at most 1.15 of the time of two processes. A piece is
+begun once more for each of its workers that is killed.
 """
 
 import argparse
@@ -54,11 +55,14 @@ def busy_workers(build: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def kill_workers(build: subprocess.Popen[str], folder: Path, kills: int, rng: random.Random) -> int:
-    """Kill busy workers at random moments, each while a piece is begun and not ended; returns how many were killed."""
+def kill_workers(build: subprocess.Popen[str], folder: Path, kills: int, rng: random.Random, longest: float) -> int:
+    """Kill busy workers at random moments, each while a piece is begun and not ended; returns how many were killed.
+
+    Between two moments there are at most `longest` seconds.
+    """
     killed = 0
     while build.poll() is None and killed < kills:
-        time.sleep(rng.uniform(0.2, 2.5))
+        time.sleep(rng.uniform(0.5, longest))
         workers = [worker for worker in busy_workers(build) if is_inside_a_piece(folder, worker.pid)]
         if workers:
             rng.choice(workers).kill()
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--gap", type=float, default=12, help="seconds between two kills at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=VARIANTS, action="append", help="One of the builds; may be repeated.")
     options = parser.parse_args()
@@ -105,7 +110,7 @@ def main() -> None:
                 folder = Path(name) / f"{number}-{variant.replace(' ', '-').replace(',', '')}"
                 start = time.perf_counter()
                 build = start_build(folder, variant, options)
-                killed = kill_workers(build, folder, options.kills, rng) if "killed" in variant else 0
+                killed = kill_workers(build, folder, options.kills, rng, options.gap) if "killed" in variant else 0
                 _, errors = build.communicate()
                 if build.returncode:
                     raise SystemExit(f"{variant}: {errors}")

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import nn
 
-from elude_steer.atlas.calibration import Calibration, LinearReading
+from elude_steer.atlas.calibration import Calibration, LinearReading, WordReadings, copy_parameters
 from elude_steer.atlas.card import render_card
 from elude_steer.atlas.familiarity import Familiarity
 from elude_steer.atlas.labels import Labels, Match
@@ -40,6 +41,8 @@ from elude_steer.method.layers import SubUnits, divide_among_owners, layer_param
 from elude_steer.models.matcher import Matcher, load_matcher
 from elude_steer.trust import check_needs
 from elude_steer.utils.files import new_folder, write_file
+
+_ROWS = 1024  # sub-units whose weights are computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +189,27 @@ class Atlas:
 
     def read_all_words(self, q: torch.Tensor, layer: nn.Module) -> torch.Tensor:
         """Readings `(…, W)` of the detectors of all calibrated words, for inputs `(…, d_in)` of the layer."""
-        return self.require_calibration().read_all(self.sub_units(range(len(self)), layer).activations(q))
+        readings = _word_readings.get(self)
+        if readings is None or not readings.fits(layer):
+            # Kept beyond this call, so made as if nothing were around it: gradients, inference mode, half precision.
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+                readings = _word_readings[self] = self._fold_detectors(layer)
+        return readings(q)
+
+    def _fold_detectors(self, layer: nn.Module) -> WordReadings:
+        """The detectors of all words as a function of the layer's input, which needs no sub-units any more."""
+        calibration, (weight, bias) = self.require_calibration(), layer_parameters(layer)
+        weight, bias = weight.float(), bias.float()
+        scale = calibration.scale.to(weight)
+        total = weight.new_zeros(len(calibration), self.d_in)
+        offset = calibration.bias.to(weight)
+        for first in range(0, len(self), _ROWS):
+            numbers = torch.arange(first, min(first + _ROWS, len(self)))
+            parts, biases = self.parameters(numbers, weight, bias)
+            shares = calibration.weights[:, numbers].to(weight) * scale[:, None]
+            total += shares @ parts
+            offset = offset + shares @ biases
+        return WordReadings(total, offset, *copy_parameters(layer))
 
     def require_calibration(self) -> Calibration:
         """The calibration; raises if the atlas has none."""
@@ -364,3 +387,7 @@ class Atlas:
         if self.folder is None:
             raise AtlasError("save the atlas before pushing it: `atlas.save(folder)`, then `Atlas.load(folder)`.")
         return upload_atlas(self.folder, repo_id, private=private, token=token)
+
+
+# For each atlas the readings of the layer that was read last. Neither copies nor pickles of an atlas take them along.
+_word_readings: WeakKeyDictionary[Atlas, WordReadings] = WeakKeyDictionary()

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from elude_steer.atlas.manifest_rules import CALIBRATION
 from elude_steer.method.concept_fit import PEAKS, Presence, strongest_mean
@@ -27,6 +30,43 @@ class LinearReading:
     def __call__(self, q: torch.Tensor) -> torch.Tensor:
         """Readings `(…)` of inputs `(…, d_in)`."""
         return q.float() @ self.weight + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class WordReadings:
+    """The detectors of all words as one linear function of a layer's input, and what the layer was at that time.
+
+    Attributes:
+        weight: `(W, d_in)` float32.
+        bias: `(W,)`.
+        layer_weight: a copy of the layer's weight: it may be written to in ways that leave no other trace.
+        layer_bias: a copy of its bias; None without one.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    layer_weight: torch.Tensor
+    layer_bias: torch.Tensor | None
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:
+        """Readings `(…, W)` of inputs `(…, d_in)`."""
+        return F.linear(q.float(), self.weight, self.bias)
+
+    def fits(self, layer: nn.Module) -> bool:
+        """Whether a layer has these weights, in this data type and on this device."""
+        return _is_same(self.layer_weight, layer.weight) and _is_same(self.layer_bias, layer.bias)
+
+
+def copy_parameters(layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Copies of a layer's weight and bias as they are, for `WordReadings`."""
+    weight, bias = cast("torch.Tensor", layer.weight), cast("torch.Tensor | None", layer.bias)
+    return weight.detach().clone(), None if bias is None else bias.detach().clone()
+
+
+def _is_same(kept: torch.Tensor | None, now: object) -> bool:
+    if kept is None or not isinstance(now, torch.Tensor):
+        return kept is now
+    return kept.dtype == now.dtype and kept.device == now.device and torch.equal(kept, now)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from elude_steer.models.processor_probe import Area, locate_tiles
 
 ProcessImage = Callable[[Any], Mapping[str, Any]]  # an image to the inputs of the model
 Shape = tuple[int, int]
+_GRIDS = 64  # sizes of images whose grids are kept
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,16 @@ class Layout:
 
     def grid(self, size: tuple[int, int]) -> PatchGrid:
         """Return the positions of the patches of an image of this `(width, height)`, tile by tile."""
-        if size not in self._grids:
-            areas, tile = locate_tiles(self.tiles, size)
-            self._grids[size] = PatchGrid.from_areas(areas, tile, self.patch)
-        return self._grids[size]
+        grid = self._grids.get(size)
+        if grid is None:
+            grid = self._grids[size] = self._make_grid(size)
+            while len(self._grids) > _GRIDS:
+                self._grids.pop(next(iter(self._grids), size), None)
+        return grid
+
+    def _make_grid(self, size: tuple[int, int]) -> PatchGrid:
+        areas, tile = locate_tiles(self.tiles, size)
+        return PatchGrid.from_areas(areas, tile, self.patch)
 
     def tiles(self, image: Any) -> np.ndarray:
         """Return the pixels that the model receives for an image, `(tiles, 3, height, width)`."""
@@ -109,8 +116,7 @@ class Canvases(Layout):
     pinpoints: Sequence[Sequence[int]] = ()
     side: int = 0
 
-    def grid(self, size: tuple[int, int]) -> PatchGrid:
-        """Return the positions of the patches of an image of this `(width, height)`, tile by tile."""
+    def _make_grid(self, size: tuple[int, int]) -> PatchGrid:
         areas = [(0.0, 0.0, 1.0, 1.0), *_tile_areas(size, self.pinpoints, self.side)]
         return PatchGrid.from_areas(areas, (self.side, self.side), self.patch)
 

@@ -67,6 +67,16 @@ class Edit:
             seen: for each word that was looked for, how much of what it reaches where it is the image reaches.
             notes: on the image.
         """
+        lines, described = self._description
+        concepts = [
+            {**one, "seen": round(seen[one["word"]], 3)} if one["word"] in seen else dict(one) for one in described
+        ]
+        all_notes = [_in_json(note) for note in dict.fromkeys((*self.notes, *notes))]
+        return {"plan": list(lines), "concepts": concepts, "notes": all_notes}
+
+    @cached_property
+    def _description(self) -> tuple[list[str], list[dict[str, Any]]]:
+        """The lines of the plan and its concepts, which are the same in every response."""
         concepts: list[dict[str, Any]] = []
         for concept in self.plan.concepts:
             one: dict[str, Any] = {"word": concept.word, "role": concept.role, "mode": concept.settings.mode}
@@ -74,11 +84,8 @@ class Edit:
                 one |= {"read_by": concept.detector.word, "similarity": round(concept.detector.similarity, 3)}
             else:
                 one["sub_units"] = len(concept.edits)
-            if concept.word in seen:
-                one["seen"] = round(seen[concept.word], 3)
             concepts.append(one)
-        all_notes = [_in_json(note) for note in dict.fromkeys((*self.notes, *notes))]
-        return {"plan": str(self.plan).splitlines(), "concepts": concepts, "notes": all_notes}
+        return str(self.plan).splitlines(), concepts
 
 
 class Edits:

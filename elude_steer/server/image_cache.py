@@ -47,7 +47,7 @@ class TowerState:
     def remember(self, memo: ImageMemo) -> None:
         """Keep what is small and holds for every edit: which patches all words claim, and where some words are read."""
         for key, value in memo.items():
-            if key[0] == "claims" or (key[0] == "reading" and len(self.memo) < _READINGS):
+            if key[0] == "claims" or (key[0] in ("reading", "presence") and len(self.memo) < 2 * _READINGS):
                 self.memo[key] = value
 
     @property

@@ -37,8 +37,9 @@ from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 # Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has attributes `shape` and
 # `boxes`, as `ImagePatches` has, those give rows and columns of the patches, and where they lie.
 FindPatches = Callable[[Region], np.ndarray]
-# Values that the plans of one image share: activations by sub-units, and where they are strongest.
-ImageMemo = dict[tuple[Any, ...], torch.Tensor]
+# What is known of one image, which its plans share: activations by sub-units, where they are strongest, what detectors
+# read, which patches the words claim, and the regions of a plan.
+ImageMemo = dict[tuple[Any, ...], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +65,18 @@ class ScaledConcept:
 
     def activations(self, q: torch.Tensor, memo: ImageMemo | None = None) -> torch.Tensor:
         """Activations of its sub-units, `(tiles, tokens, m)` float32; computed once for each memo."""
-        if memo is None:
-            return self.sub_units.activations(q)
-        if self.numbers not in memo:
-            memo[self.numbers] = self.sub_units.activations(q)
-        return memo[self.numbers]
+        return _look_up(memo, self.numbers, lambda: self.sub_units.activations(q))
 
     def strongest_tokens(
         self, activations: torch.Tensor, skipped: int = 0, memo: ImageMemo | None = None
     ) -> torch.Tensor:
         """The nu tokens where each sub-unit fires most, `(tiles, tokens, m)` bool; the first `skipped` are never."""
         nu, per = self.concept.settings.nu, self.concept.settings.per
-        key = (nu, per, *self.numbers)
-        if memo is not None and key in memo:
-            return memo[key]
-        mask = F.pad(strongest_mask(activations[:, skipped:], nu, per), (0, 0, skipped, 0))
-        return mask if memo is None else memo.setdefault(key, mask)
+        return _look_up(
+            memo,
+            (nu, per, *self.numbers),
+            lambda: F.pad(strongest_mask(activations[:, skipped:], nu, per), (0, 0, skipped, 0)),
+        )
 
     def output_change(self, q: torch.Tensor, skipped: int, memo: ImageMemo) -> torch.Tensor:
         """The change of its activations, `(tiles, tokens, m)`."""
@@ -111,15 +108,15 @@ class PlacedConcept:
 
     def readings(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> torch.Tensor:
         """Readings of its detector on patches, `(tiles, patches)`; computed once for each memo."""
-        key = ("reading", self.row)
-        if memo is not None and key in memo:
-            return memo[key]
-        readings = self.detector(q[:, skipped:])
-        return readings if memo is None else memo.setdefault(key, readings)
+        return _look_up(memo, ("reading", self.row), lambda: self.detector(q[:, skipped:]))
 
     def presence(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> float:
         """How much of what images with the concept reach this one reaches."""
-        return self.calibration.presence(self.row, self.readings(q, skipped, memo).detach())
+        return _look_up(
+            memo,
+            ("presence", self.row),
+            lambda: self.calibration.presence(self.row, self.readings(q, skipped, memo).detach()),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +200,11 @@ class PreparedPlan:
         That is what the user marked; else where the detector of the minus concept reads it, and nowhere if it is not
         seen. A plus concept takes the region of its minus concept, or else a free place, and none if no place is free.
         """
+        return _look_up(memo, ("region", self, placed), lambda: self._find_region(placed, q, find_patches, memo))
+
+    def _find_region(
+        self, placed: PlacedConcept, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo | None
+    ) -> torch.Tensor:
         rows, columns, skipped = self._token_layout(q, find_patches)
         if self.plan.needs_free_place(placed.concept):
             return F.pad(self._free_place(placed, q, find_patches, {} if memo is None else memo), (skipped, 0))
@@ -229,19 +231,22 @@ class PreparedPlan:
         boxes = getattr(find_patches, "boxes", None)  # (tiles, patches, 4)
         if boxes is None and len(q) > 1:
             raise ModelError("a free place in an image of several tiles needs to know which part each of them shows.")
-        tile = 0 if boxes is None else overview_tile(boxes)
-        if ("claims",) not in memo:
-            memo["claims",] = measure_claims(self.read_all_words(q[tile, skipped:]).detach())
-        usable = np.ones(rows * columns, bool) if boxes is None else patches_inside(boxes[tile])
-        free = []
+
+        def read_claims() -> tuple[int, np.ndarray, np.ndarray]:
+            tile = 0 if boxes is None else overview_tile(boxes)
+            inside = np.ones(rows * columns, bool) if boxes is None else patches_inside(boxes[tile])
+            return tile, inside, measure_claims(self.read_all_words(q[tile, skipped:]).detach()).cpu().numpy()
+
+        tile, inside, claims = _look_up(memo, ("claims",), read_claims)
+        usable, free = inside.copy(), []
         for one in (one for one in self.placed if one.concept.is_placed):
             if not self.plan.needs_free_place(one.concept):
                 usable &= ~self.region(one, q, find_patches, memo)[tile, skipped:].cpu().numpy()
             elif one.concept.settings.fit:
                 free.append(one)
         limits = [np.inf if one.concept.settings.force else FREE_CLAIM for one in free]
-        claims = memo["claims",].cpu().numpy().reshape(rows, columns)
-        block = find_free_blocks(claims, usable.reshape(rows, columns), limits)[free.index(placed)].ravel()
+        blocks = find_free_blocks(claims.reshape(rows, columns), usable.reshape(rows, columns), limits)
+        block = blocks[free.index(placed)].ravel()
         region = block[None] if boxes is None else cover_block(block, boxes[tile], boxes)
         return torch.from_numpy(region).to(q.device)
 
@@ -269,6 +274,9 @@ class PreparedPlan:
             find_patches: gives the patches of this image that a region covers.
             memo: shared by the plans of one image.
         """
+        return _check_finite(self._sum_changes(q, find_patches, memo))
+
+    def _sum_changes(self, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo | None) -> torch.Tensor:
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
         memo = {} if memo is None else memo
         for scaled in self.scaled:
@@ -276,7 +284,16 @@ class PreparedPlan:
             scaled.sub_units.add_change(total, scaled.output_change(q, skipped, memo))
         for placed in self.placed:
             total += self.region(placed, q, find_patches, memo)[..., None] * placed.change
-        return _check_finite(total)
+        return total
+
+    def change_output(
+        self, out: torch.Tensor, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo | None = None
+    ) -> torch.Tensor:
+        """The layer's output `(tiles, tokens, d_out)` of one image under the plan, in its data type.
+
+        It is checked in that type: half precision overflows long before full precision does.
+        """
+        return _check_finite(out + self._sum_changes(q, find_patches, memo).to(out.dtype))
 
     @property
     def can_fold(self) -> bool:
@@ -317,6 +334,15 @@ class PreparedPlan:
             )
         order = [concept.word for concept in self.plan.concepts]
         return {word: maps[word] for word in order if word in maps}
+
+
+def _look_up(memo: ImageMemo | None, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+    """A value of an image that the memo may know; what is found is kept there."""
+    if memo is None:
+        return find()
+    if key not in memo:
+        memo[key] = find()
+    return memo[key]
 
 
 def divide_by_scale(change: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -401,7 +427,7 @@ def make_resumed_forward(
                 shared[image] = (original(q), {} if memos is None else memos[image])
             out, memo = shared[image]
             if prepared is not None and prepared.plan.has_effect:
-                out = _check_finite(out + prepared.output_change(q, find_patches, memo).to(out.dtype))
+                out = prepared.change_output(out, q, find_patches, memo)
             outputs.append(out)
         return join(outputs).reshape(*x.shape[:-1], -1)
 

@@ -255,8 +255,8 @@ class Steerer(Generic[Source]):
             own_notes = image_notes(self.atlas, prefix.q[number], self.vlm.token_indices(prefix.q[number].shape[1]))
             found = []
             for plan, edits, caption in zip(plans, prepared, own[baseline:], strict=True):
-                maps = edits.maps(prefix.q[number], patches) if edits else {}
-                seen = edits.presences(prefix.q[number], patches) if edits else {}
+                view = prefix.q[number], patches, dict[Any, Any]()
+                maps, seen = (edits.maps(*view), edits.presences(*view)) if edits else ({}, {})
                 all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps, seen))
                 seconds = (time.perf_counter() - start) / len(images)
                 provenance = self._provenance(plan, prompt)

@@ -1,5 +1,9 @@
 """The detectors and directions of words: their scale, their files, and what they read in scenes."""
 
+import copy
+import gc
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +12,7 @@ import torch
 from torch import nn
 
 from elude_steer import toyland
+from elude_steer.atlas import atlas as atlas_module
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.calibration import FILE, Calibration, finish_calibration
 from elude_steer.errors import AtlasError
@@ -162,6 +167,76 @@ def test_a_detector_weighs_the_activations_of_all_sub_units():
             weights, bias = made.detector(row)
             expected = atlas.sub_units(range(len(atlas)), layer).activations(q) @ weights + bias
             torch.testing.assert_close(atlas.detector(row, layer)(q), expected, rtol=1e-4, atol=1e-4)
+
+
+def read_slowly(atlas, q, layer):
+    """What `read_all_words` gives, by the activations of all sub-units."""
+    return atlas.require_calibration().read_all(atlas.sub_units(range(len(atlas)), layer).activations(q))
+
+
+@pytest.fixture
+def calibrated():
+    torch.manual_seed(0)
+    layer = nn.Linear(21, 6)
+    return replace(make_atlas(layer=layer), calibration=make_calibration()[0]), layer.requires_grad_(False)
+
+
+@pytest.mark.parametrize("rows", [1024, 4])
+def test_all_words_are_read_as_the_activations_say(calibrated, rows, monkeypatch):
+    monkeypatch.setattr(atlas_module, "_ROWS", rows)
+    (atlas, layer), q = calibrated, torch.randn(2, 5, 21)
+    torch.testing.assert_close(atlas.read_all_words(q, layer), read_slowly(atlas, q, layer), rtol=1e-4, atol=1e-4)
+    assert torch.equal(atlas.read_all_words(q, layer), atlas.read_all_words(q, layer))
+
+
+def test_sub_units_are_computed_once_for_all_readings(calibrated, monkeypatch):
+    (atlas, layer), q, calls, parameters = calibrated, torch.randn(5, 21), [], Atlas.parameters
+    monkeypatch.setattr(Atlas, "parameters", lambda *args: calls.append(args) or parameters(*args))
+    for _ in range(3):
+        atlas.read_all_words(q, layer)
+    assert len(calls) == 1
+    with torch.no_grad():
+        layer.weight.data.mul_(2)  # leaves the version of the weight as it is
+    torch.testing.assert_close(atlas.read_all_words(q, layer), read_slowly(atlas, q, layer), rtol=1e-4, atol=1e-4)
+    layer.bias = nn.Parameter(torch.ones(6))
+    torch.testing.assert_close(atlas.read_all_words(q, layer), read_slowly(atlas, q, layer), rtol=1e-4, atol=1e-4)
+    half, before = copy.deepcopy(layer).bfloat16(), len(calls)
+    half_read = atlas.read_all_words(q.bfloat16(), half)
+    assert half_read.dtype == torch.float32
+    torch.testing.assert_close(half_read, read_slowly(atlas, q.bfloat16(), half), rtol=1e-4, atol=1e-4)
+    assert len(calls) == before + 2
+    layer.bias = None
+    torch.testing.assert_close(atlas.read_all_words(q, layer), read_slowly(atlas, q, layer), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_and_pickles_leave_the_readings_behind(calibrated):
+    (atlas, layer), q = calibrated, torch.randn(5, 21)
+    atlas.sub_units_of(0)  # it keeps something small
+    size, before = len(pickle.dumps(atlas)), atlas.read_all_words(q, layer)
+    assert len(pickle.dumps(atlas)) == size
+    for other in (copy.copy(atlas), copy.deepcopy(atlas), pickle.loads(pickle.dumps(atlas)), replace(atlas)):
+        assert other not in atlas_module._word_readings
+        assert torch.equal(other.read_all_words(q, layer), before)
+    count = len(atlas_module._word_readings)
+    del other
+    gc.collect()
+    assert len(atlas_module._word_readings) < count
+
+
+def test_readings_are_the_same_whoever_asks_first(calibrated):
+    """Neither inference mode nor half precision around the first call stays in what is kept."""
+    (atlas, layer), q = calibrated, torch.randn(5, 21)
+    expected = atlas.read_all_words(q, layer)
+    other = replace(atlas)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        other.read_all_words(q, layer)
+    assert torch.equal(other.read_all_words(q, layer), expected)
+    asked = q.clone().requires_grad_()
+    other.read_all_words(asked, layer).sum().backward()
+    assert asked.grad.any()
+    third = replace(atlas)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(one, expected) for one in pool.map(lambda _: third.read_all_words(q, layer), range(32)))
 
 
 # In toyland

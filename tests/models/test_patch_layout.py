@@ -160,6 +160,17 @@ def test_the_grid_of_an_image_that_fits(tiny_vlm):
     assert grid.boxes[2, 12] == pytest.approx([4 / 8, 3 / 4, 5 / 8, 1])
 
 
+def test_grids_are_kept_for_some_sizes_only(tiny_vlm):
+    layout = tiny_vlm.layout
+    first = layout.grid((40, 30))
+    assert layout.grid((40, 30)) is first
+    for width in range(50, 150):
+        layout.grid((width, 30))
+    assert len(layout._grids) <= 64
+    assert layout.grid((40, 30)) is not first
+    assert np.array_equal(layout.grid((40, 30)).boxes, first.boxes)
+
+
 def test_the_grid_of_an_image_that_is_padded(tiny_vlm):
     # 100 x 50 fits into 56 x 28; 60 x 50 into 56 x 56 as 56 x 47, four rows above it and five below.
     assert tiny_vlm.grid((100, 50)).tiles == 3

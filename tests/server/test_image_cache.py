@@ -45,3 +45,12 @@ def test_states_are_copies_and_join_to_what_was_split():
     joined = join_states(states[::-1], {})
     assert joined.counts == (2, 1) and joined.sizes == ((4, 4), (8, 8))
     assert torch.equal(joined.outputs[module][0][0], parts[1])
+
+
+def test_what_is_remembered_of_an_image_holds_for_every_edit_and_stays_small():
+    state = make_state()
+    state.remember({("region", object(), object()): torch.zeros(1), ("claims",): (0, 1, 2), (3, 4): torch.zeros(9)})
+    assert list(state.memo) == [("claims",)]
+    for row in range(200):
+        state.remember({("reading", row): torch.zeros(4), ("presence", row): 0.5})
+    assert len(state.memo) <= 65

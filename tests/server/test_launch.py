@@ -71,6 +71,22 @@ def test_curl(address, tmp_path):
     assert json.loads(subprocess.run(form, capture_output=True, check=True).stdout)["filename"] == "toyland-dog.png"
 
 
+def test_the_readme_shows_what_the_client_prints(steerer, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    python, expected = re.search(r"```python\n(import base64\n.*?)  # (.*?)\n```", text, re.DOTALL).groups()
+    (shell,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert "http://127.0.0.1:8000/v1" in python and "http://127.0.0.1:8000/v1" in shell
+    with live(steerer) as address:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(python.replace("http://127.0.0.1:8000/v1", address), {})
+        assert out.getvalue() == f"{expected}\n"
+        if shutil.which("curl"):
+            command = shell.replace("http://127.0.0.1:8000/v1", address).replace("curl", "curl --noproxy '*'")
+            done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
+            assert json.loads(done.stdout)["choices"][0]["message"]["content"].startswith("a motorcycle")
+
+
 def test_the_guide_shows_what_the_client_prints(steerer, monkeypatch):
     monkeypatch.chdir(ROOT)
     guide = (ROOT / "demos" / "guides" / "serving.md").read_text(encoding="utf-8")

@@ -525,3 +525,22 @@ def test_outputs_that_are_not_finite_are_an_error(atlas, layer, q, dtype, gamma,
     one = PreparedPlan.from_plan(Plan((concept(atlas, [1, 2, 3, 9], gamma=gamma, nu=nu),)), atlas, layer)
     with pytest.raises(ModelError, match="not finite; use smaller gains"), torch.no_grad():
         make_edited_forward(layer, [one], by_count(3), [None])(layer, (q * 100).to(dtype))
+
+
+def test_a_memo_changes_no_bits_and_nothing_is_computed_twice(atlas, layer, q):
+    """Two plans of one image: each finds its own regions, and they share readings and claims."""
+    one, calls = q[:1], []
+    cow, hen = placed("cow", "plus", force=True), placed("hen", "plus", force=True)
+    plans = [prepare(atlas, layer, *words) for words in ((cow, hen), (cow, hen), (hen,))]
+    expected = [plan.output_change(one) for plan in plans]
+    read = atlas.read_all_words
+    object.__setattr__(atlas, "read_all_words", lambda *args: calls.append(args) or read(*args))
+    try:
+        memo = {}
+        for _ in range(2):
+            for plan, change in zip(plans, expected, strict=True):
+                assert torch.equal(plan.output_change(one, memo=memo), change)
+    finally:
+        del atlas.__dict__["read_all_words"]
+    assert len(calls) == 1
+    assert sum(key[0] == "region" for key in memo) == 5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,17 @@ from elude_steer.utils import optional
 from elude_steer.utils.threads import count_cores
 
 _IN_FLIGHT = 4096  # tasks that are submitted and not done; more would only fill the scheduler
+_ATTEMPTS = 3  # to start Ray on this machine
+_START_SECONDS = 600  # until the first worker is there
+# What Ray reads where it starts, unless the user has set it. By default it gives up soon on a machine that does much
+# else, lets its workers wait for every other program (these are the user's own work), and reports to its makers.
+_SETTINGS = {
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 _LOG = logging.getLogger(__name__)
 
 
@@ -36,6 +48,7 @@ class RayLauncher:
     stopped: threading.Event = field(default_factory=threading.Event)
     travels: bool = True
     origin: Any = None  # what `worker.describe_build` gives; set once the build is there
+    warming: Any = field(default_factory=list)  # tasks in which the workers of this machine import what they need
     _sent: dict[str, Any] = field(default_factory=dict)
 
     def each(
@@ -49,6 +62,7 @@ class RayLauncher:
         first = next(tasks, None)
         if first is None:
             return
+        self._await_worker(ray)
         if "origin" not in self._sent:
             data = cloudpickle.dumps(self.origin)
             self._sent.update(origin=ray.put(data), key=hash_bytes(data))
@@ -78,6 +92,24 @@ class RayLauncher:
 
     def barrier(self) -> None:
         """Nobody else runs this program."""
+
+    def _await_worker(self, ray: Any) -> None:
+        """Wait until one of the workers that were started here works; raise if none does."""
+        if not self.warming:
+            return
+        ready, _ = ray.wait(self.warming, num_returns=1, timeout=_START_SECONDS)
+        self.warming = []
+        if not ready:
+            raise ProcessError(
+                f"Ray's workers did not start within {_START_SECONDS // 60} minutes; the machine may have too much "
+                "else to do, or too little memory. Run the same command again, or use --launcher local --processes N."
+            )
+        try:
+            ray.get(ready)
+        except ray.exceptions.RayError as error:
+            raise ProcessError(
+                f"Ray's workers do not work here ({_shorten(error)}); use --launcher local --processes N."
+            ) from error
 
     def _collect(self, ray: Any, running: dict[Any, Any], on_done: Callable[[Any], None] | None) -> None:
         ready, _ = ray.wait(list(running)[:_IN_FLIGHT], num_returns=1, timeout=None)
@@ -111,28 +143,76 @@ def connect(resources: Resources, address: str | None, processes: int | None) ->
     import ray
 
     joined = not ray.is_initialized()
-    if joined:
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is None:
-            options |= {"num_cpus": processes or count_cores(), "include_dashboard": False}
-            # Ray lets its workers wait for every other program of a machine; these are the user's own work.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-        try:
-            ray.init(address=address, **options)
-        except Exception as error:  # Ray raises plain ones, too
-            line = " ".join(str(error).split())[:200]
-            if address is None:
-                raise ProcessError(f"Ray does not start here ({line}); run the same command again.") from error
-            raise ProcessError(
-                f"there is no Ray cluster at '{address}' ({line}); start one with `ray start --head`, or leave out "
-                "--address."
-            ) from error
+    workers = processes or count_cores()
+    if joined and address is None:
+        _start(ray, workers)
+    elif joined:
+        _join(ray, str(address))
     try:
         _check_fits(ray, resources)
-        yield RayLauncher(resources)
+        launcher = RayLauncher(resources)
+        if joined and address is None:
+            # They import while this process loads the model.
+            warm = ray.remote(_import_all).options(num_cpus=resources.cpus, max_retries=resources.retries).remote
+            launcher.warming = [warm() for _ in range(max(1, workers // resources.cpus))]
+        yield launcher
     finally:
         if joined:
             ray.shutdown()
+
+
+def _start(ray: Any, workers: int) -> None:
+    """Start Ray on this machine; a machine that does much else may need more than one attempt."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _settings():
+                ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises plain ones, too
+            with suppress(Exception):
+                ray.shutdown()
+            if attempt == _ATTEMPTS:
+                raise ProcessError(
+                    f"Ray does not start here ({_shorten(error)}; tried {attempt} times); run the same command again, "
+                    "or use --launcher local --processes N."
+                ) from error
+            _LOG.info("Ray does not start (%s); trying again", _shorten(error))
+            time.sleep(attempt)
+        else:
+            return
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises plain ones, too
+        raise ProcessError(
+            f"there is no Ray cluster at '{address}' ({_shorten(error)}); start one with `ray start --head`, or leave "
+            "out --address."
+        ) from error
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Inside, Ray finds `_SETTINGS` in the environment."""
+    added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _import_all() -> None:
+    """A task that imports what pieces need; a worker that has done it begins its first piece at once."""
+    import transformers
+
+    for name in ("AutoModelForImageTextToText", "AutoProcessor"):
+        getattr(transformers, name)
 
 
 def _check_fits(ray: Any, resources: Resources) -> None:
