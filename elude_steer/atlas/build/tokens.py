@@ -7,6 +7,7 @@ depend on the number of threads or processes, or on where a run was interrupted.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -270,6 +271,7 @@ def merge_shards(
         merged["skipped"].update(summary["skipped"])
         if merged["shards"] % 1024 == 0 or merged["shards"] == count:
             state = json.dumps(merged).encode()
+            _flush_store(folder)  # before the shards are deleted
             write_file(progress, lambda file, state=state: file.write(state))  # type: ignore[misc]
             _delete_shards(folder, range(count)[: merged["shards"]])
     notes = [f"{id} ({cause})" for id, cause in merged["skipped"].items()]
@@ -304,6 +306,14 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int
         text = json.dumps({"d_in": tokens.shape[1], "dtype": str(tokens.dtype)}).encode()
         write_file(shape, lambda file: file.write(text))
     return len(kept)
+
+
+def _flush_store(folder: Path) -> None:
+    """Let the copied rows reach the disk, so that a power cut does not lose them with their shards."""
+    for path in (folder / "tokens.bin", folder / "places.bin"):
+        if path.exists():
+            with explain_write_errors(path), path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:
