@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elude_steer.errors import StorageError
 from elude_steer.utils.files import read_json, remove_leftovers, write_file
 from elude_steer.utils.progress import progress_bar
 
@@ -23,7 +24,8 @@ def load_or_make(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, An
         found = make()
         text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
         write_file(path, lambda file: file.write(text.encode()))
-    return dict(read_json(path))
+    found: dict[str, Any] = read_json(path, dict)
+    return found
 
 
 def compute_in_parts(
@@ -50,7 +52,10 @@ def compute_in_parts(
             if not path.exists():
                 text = json.dumps(compute(part))
                 write_file(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-            values += read_json(path)
+            found = read_json(path, list)
+            if len(found) != len(part):
+                raise StorageError(f"'{path}' is damaged; delete it and run the same command again.")
+            values += found
             advance(len(part))
             if on_progress:
                 on_progress(len(part))

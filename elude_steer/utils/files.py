@@ -196,11 +196,14 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; the error names a damaged one."""
+def read_json(path: Path, kind: type | None = None) -> Any:
+    """Read a JSON file that this package has written; the error names a damaged one, or one of another `kind`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if kind is None or isinstance(found, kind):
+            return found
+        raise ValueError(f"it is no {kind.__name__}")
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 

@@ -122,10 +122,10 @@ class Mirror:
     def _read_marker(self, data: bytes, name: str) -> Mapping[str, tuple[int, str]]:
         try:
             described: dict[str, Any] = json.loads(data)
-            plain = all(Path(file).name == file and file not in (".", "..") for file in described)
+            plain = all(Path(file).name == file and file not in ("", ".", "..") for file in described)
             if plain and all(isinstance(size, int) and isinstance(digest, str) for size, digest in described.values()):
                 return {file: (size, digest) for file, (size, digest) in described.items()}
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             pass
         raise StorageError(f"'{join_url(str(self.url), _MARKERS, name)}' is damaged; delete it and run again.")
 
