@@ -24,8 +24,8 @@ def load_or_make(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, An
         found = make()
         text = json.dumps({**found, "seconds": time.process_time() - start}, indent=1)
         write_file(path, lambda file: file.write(text.encode()))
-    found: dict[str, Any] = read_json(path, dict)
-    return found
+    content: dict[str, Any] = read_json(path, dict)
+    return content
 
 
 def compute_in_parts(

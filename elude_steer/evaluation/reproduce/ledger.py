@@ -17,7 +17,7 @@ from elude_steer.utils.files import read_json, write_file
 
 def _is_entry(entry: Any) -> bool:
     """Whether this is what is written about a piece: numbers by name."""
-    values = entry.values() if isinstance(entry, dict) else [None]
+    values: list[Any] = list(entry.values()) if isinstance(entry, dict) else [None]
     return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
