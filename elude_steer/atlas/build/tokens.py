@@ -46,7 +46,7 @@ def collect_draws(builds: Sequence[Build]) -> list[StageFolder]:
     with ExitStack() as locks:
         for folder in sorted(folders, key=lambda folder: folder.key):  # in one order: two builds cannot wait in a ring
             if first.is_main:
-                locks.enter_context(FileLock(str(folder.path) + ".lock"))
+                _lock(locks, folder.path)
         first.workers.barrier()
         for folder in folders:
             folder.mirror.bring()
@@ -308,6 +308,12 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int
     return len(kept)
 
 
+def _lock(locks: ExitStack, folder: Path) -> None:
+    """Hold the lock of a folder until the stack ends."""
+    with explain_write_errors(folder):
+        locks.enter_context(FileLock(f"{folder}.lock"))
+
+
 def _flush_store(folder: Path) -> None:
     """Let the copied rows reach the disk, so that a power cut does not lose them with their shards."""
     for path in (folder / "tokens.bin", folder / "places.bin"):
@@ -317,6 +323,7 @@ def _flush_store(folder: Path) -> None:
 
 
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        for file in reversed(_shard_files(folder, number)):
-            file.unlink(missing_ok=True)
+    with explain_write_errors(folder):
+        for number in numbers:
+            for file in reversed(_shard_files(folder, number)):
+                file.unlink(missing_ok=True)

@@ -83,7 +83,8 @@ class Mirror:
             return
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.path) + ".fetch.lock"):  # processes of one machine fetch a file once
+        # Processes of one machine fetch a file once.
+        with explain_write_errors(self.path), FileLock(f"{self.path}.fetch.lock"):
             missing = [name for name in self._list_markers() if name not in _brought.get(self.url, ())]
             with ThreadPoolExecutor(_AT_A_TIME) as pool:
                 list(pool.map(self._fetch, missing))
