@@ -60,4 +60,4 @@ def test_the_lowest_versions_are_those_of_pyproject():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert script.lowest(text) == script.FILE.read_text(encoding="utf-8"), "run `python .ci/lowest.py`"
     with pytest.raises(SystemExit, match="'tqdm' has no lower bound"):
-        script.lowest(text.replace('"tqdm>=4.66"', '"tqdm"'))
+        script.lowest(text.replace('"tqdm>=4.66.3"', '"tqdm"'))

@@ -31,7 +31,7 @@ from tests.helpers.faults import in_child
 from tests.helpers.tiny import save_images, save_llava
 
 KILLED = -signal.SIGKILL
-TIMES = ("seconds", "cost", "minutes")  # keys of a comparison's rows that no two runs share
+TIMES = ("seconds", "cost", "minutes", "named")  # keys of a comparison's rows that no two runs share
 
 
 def measure(work: Callable[[], object]) -> float:
@@ -113,20 +113,29 @@ def kill_comparisons(folder: Path, kills: int, rng: random.Random) -> dict:
     def compare(name: str) -> Callable[[], object]:
         def run() -> None:
             rows = Comparison(folder / f"work-{name}", SMALL, threads=1).run(methods)
-            kept = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
-            (folder / f"rows-{name}.json").write_text(json.dumps(kept, sort_keys=True, default=str))
+            (folder / f"rows-{name}.json").write_text(json.dumps(without_times(rows), sort_keys=True, default=str))
 
         return run
 
-    seconds, done = measure(compare("whole")), 0
+    seconds = measure(compare("whole"))
+    found, done, number = {"same rows": 0, "other rows": 0}, 0, 0
+    whole = (folder / "rows-whole.json").read_bytes()
     while done < kills:
-        if in_child(compare("killed"), rng.random() * seconds) != KILLED:
-            break  # it has ended: nothing is left to kill
-        done += 1
-    if in_child(compare("killed")) != 0:
-        raise SystemExit("a comparison that was killed does not go on")
-    same = (folder / "rows-killed.json").read_bytes() == (folder / "rows-whole.json").read_bytes()
-    return {"kills": done, "found": {"same rows": int(same), "other rows": int(not same)}, "left": []}
+        number += 1
+        while done < kills and in_child(compare(str(number)), rng.random() * seconds) == KILLED:
+            done += 1
+        if in_child(compare(str(number))) != 0:
+            raise SystemExit("a comparison that was killed does not go on")
+        same = (folder / f"rows-{number}.json").read_bytes() == whole
+        found["same rows" if same else "other rows"] += 1
+    return {"kills": done, "found": found, "left": []}
+
+
+def without_times(value: object) -> object:
+    """The values of rows, without those that say how long something took."""
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
 def read(folder: Path) -> dict[str, bytes]:

@@ -37,7 +37,7 @@ def record_build(atlas: Atlas) -> None:
     """Remember that an atlas was built on this machine, from the images that its spec names."""
     text = json.dumps({"name": atlas.name, "images": _image_spec(atlas)}, indent=2)
     with suppress(StorageError):  # without the note, the images have to be named again
-        write_file(_record_path(atlas), lambda file: file.write(text.encode()))
+        write_file(_record_path(atlas), lambda file: file.write(text.encode()), clean=True)
 
 
 def find_image_source(atlas: Atlas) -> str | None:

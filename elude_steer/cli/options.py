@@ -105,7 +105,8 @@ def _setting_option(item: Field[Any], kind: Any) -> Callable[..., Any]:
 
 def read_nu(text: str | None) -> int | str | None:
     """The setting nu, a number or `all`, of its option."""
-    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
+    is_number = text is not None and len(text) <= 18 and text.removeprefix("-").isdecimal()
+    return int(text) if is_number and text is not None else text
 
 
 def require_model(_context: click.Context, _parameter: click.Parameter, model: str | None) -> str | None:

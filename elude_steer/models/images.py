@@ -300,8 +300,8 @@ def _sequence(source: Any, limit: int | None) -> ImageSet:
 def _scenes(seed: str, limit: int | None) -> ImageSet:
     from elude_steer.toyland.scenes import scenes
 
-    if not seed.isdecimal():
-        raise ImageError(f"'toyland:{seed}' needs the seed of the scenes, a whole number: toyland:0.")
+    if not seed.isdecimal() or len(seed) > 18:
+        raise ImageError(f"'toyland:{seed[:60]}' needs the seed of the scenes, a whole number: toyland:0.")
     count = limit or 1000
     version = _hash_image(next(scenes(int(seed), 1)).image)[1].hex()  # if the drawing changes, so does the set
 

@@ -125,6 +125,6 @@ def vocabulary_vectors(matcher: Matcher, vocabulary: tuple[str, ...]) -> np.ndar
         if vectors is None or len(vectors) != len(vocabulary):
             vectors = matcher.embed(vocabulary)
             with suppress(StorageError):  # without the file, the next process computes it again
-                write_array(path, vectors)
+                write_array(path, vectors, clean=True)
         _VECTORS[key] = vectors
     return _VECTORS[key]

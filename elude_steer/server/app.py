@@ -62,7 +62,7 @@ class Service:
     async def read_body(self, request: Any, limit: int) -> bytes:
         """The body of a request; raises as soon as it is longer than the limit."""
         length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length[:12]) > limit:
+        if length.isdecimal() and int(length[:12]) > limit:
             raise _too_large(limit)
         parts, size = [], 0
         try:

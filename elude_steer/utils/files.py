@@ -51,12 +51,20 @@ def resolve_id(id: str) -> str:
     return str(Path(id).expanduser()) if id.startswith("~") else id
 
 
-def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that appears only once it is complete and on disk."""
+def write_file(path: Path, write: Callable[[IO[bytes]], object], *, clean: bool = False) -> None:
+    """Write a file that appears only once it is complete and on disk.
+
+    Args:
+        path: the file; its folder is made if it is not there.
+        write: writes the content.
+        clean: delete what killed processes left in the folder; only for folders of this package's own.
+    """
     temporary = unfinished_path(path)
     with explain_write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if clean:
+                remove_leftovers(path.parent)
             with temporary.open("wb") as file:
                 _lock(file.fileno())
                 write(file)
@@ -188,21 +196,53 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; the error names a damaged one."""
+def read_json(path: Path, kind: type | None = None) -> Any:
+    """Read a JSON file that this package has written; the error names a damaged one, or one of another `kind`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if kind is None or isinstance(found, kind):
+            return found
+        raise ValueError(f"it is no {kind.__name__}")
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 
 
-def write_array(path: Path, array: np.ndarray) -> None:
+def write_array(path: Path, array: np.ndarray, *, clean: bool = False) -> None:
     """Write a `.npy` file in the same way."""
     import numpy as np
 
     data = io.BytesIO()  # writing straight to a file, NumPy reports a full disk like any other error
     np.save(data, array)
-    write_file(path, lambda file: file.write(data.getbuffer()))
+    write_file(path, lambda file: file.write(data.getbuffer()), clean=clean)
+
+
+@contextmanager
+def new_array(path: Path, shape: tuple[int, ...], dtype: str = "float32") -> Iterator[np.ndarray]:
+    """Yield an array in a `.npy` file that is mapped into memory; the file appears once it is complete and on disk."""
+    import numpy as np
+
+    temporary = unfinished_path(path)
+    with explain_write_errors(path):
+        try:
+            array = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
+            with hold(temporary):
+                _take_room(temporary)
+                yield array
+                array.flush()
+                temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _take_room(path: Path) -> None:
+    """Take the disk space of a mapped file: where it lacks later, the system ends the process without a word."""
+    with path.open("r+b") as file, contextlib.suppress(AttributeError):  # not every system can
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # nor every file system
+                raise
 
 
 def read_array(path: Path) -> np.ndarray:

@@ -27,4 +27,4 @@ def show_terms(folder: str) -> None:
         return
     print(text.strip(), file=sys.stderr)
     with suppress(StorageError):
-        write_file(seen, lambda file: file.write(text.encode()))
+        write_file(seen, lambda file: file.write(text.encode()), clean=True)

@@ -96,6 +96,7 @@ MISTAKES = [
         "there is no backbone 'dinov2' here; there are",
     ),
     ("reproduce stability --images made --rows nosuch", "there is no row 'nosuch' here; there are vanilla SAE"),
+    (f"reproduce stability --images made --seeds {'9' * 5000}", "; write numbers: --seeds 42,123"),
     ("reproduce stability --images made --seeds a", "--seeds is 'a'; write numbers: --seeds 42,123"),
     ("reproduce stability --images made --head x", "--head is 'x'; write the name of a backbone and a model"),
     ("reproduce stability --images made --set clusters.nosuch=1", "no such key in clusters"),

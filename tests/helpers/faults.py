@@ -1,30 +1,43 @@
 """Faults at calls of the file system: the n-th one raises, or kills the process."""
 
+import builtins
 import errno
 import io
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NAMES = ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
+NEED_ROOM = ("open", "mkdir", "fsync")
 
 
 @contextmanager
-def fault_at(number: int, act: Callable[[], object]) -> Iterator[list[str]]:
+def fault_at(
+    number: int, act: Callable[[], object], *, changing: bool = False, lasting: bool = False
+) -> Iterator[list[str]]:
     """Inside, `act` is called before the call of this number, from 1; yields the names of the calls so far.
 
     What C and Rust write by themselves is not among the calls: they go through a file that was opened here, or a full
-    disk meets them in `fsync`.
+    disk meets them in `fsync`, or in `no_room_after`.
+
+    Args:
+        number: of the call.
+        act: raises, or kills.
+        changing: count only calls that change what is on disk, not files that are opened to be read.
+        lasting: call `act` before all later calls that need room, too.
     """
     calls: list[str] = []
-    before = {(os, name): getattr(os, name) for name in NAMES} | {(io, "open"): io.open}
+    before = {(os, name): getattr(os, name) for name in NAMES}
+    before |= {(module, "open"): module.open for module in (io, builtins)}
 
     def watch(name, function):
         def call(*arguments, **options):
-            calls.append(name)
-            if len(calls) == number:
-                act()
+            if not changing or name != "open" or _opens_to_write(*arguments, **options):
+                calls.append(name)
+                if len(calls) == number or (lasting and len(calls) > number and name in NEED_ROOM):
+                    act()
             return function(*arguments, **options)
 
         return call
@@ -36,6 +49,24 @@ def fault_at(number: int, act: Callable[[], object]) -> Iterator[list[str]]:
     finally:
         for (module, name), function in before.items():
             setattr(module, name, function)
+
+
+def _opens_to_write(_file: object, mode: str | int = "r", *_: object, **options: object) -> bool:
+    """Whether the arguments of `open`, or those of `os.open`, ask for a file to change."""
+    if isinstance(mode, int):
+        return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return any(letter in str(options.get("mode", mode)) for letter in "wax+")
+
+
+@contextmanager
+def no_room_after(size: int) -> Iterator[None]:
+    """Inside, no file of this process grows beyond so many bytes: the system refuses it, also to C and Rust."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def full_disk() -> None:

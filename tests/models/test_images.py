@@ -337,3 +337,10 @@ def test_what_never_ends_is_no_image(kind, tmp_path):
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(ImageError, match=r"a\.png' cannot be read: it is a pipe or a device, not a file; check the"):
         open_image(path)
+
+
+def test_seeds_of_scenes_are_numbers_of_a_usual_length():
+    for seed in ("9" * 5000, "-1", "\u00b2"):
+        with pytest.raises(ImageError, match="needs the seed of the scenes, a whole number") as refused:
+            image_set(f"toyland:{seed}")
+        assert len(str(refused.value)) < 200

@@ -1,9 +1,11 @@
+import errno
 import os
 import resource
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 
@@ -252,3 +254,27 @@ def test_an_image_has_the_format_of_its_ending(tmp_path):
         write_image(tmp_path / name, Image.new("RGBA", (4, 4)))
         with Image.open(tmp_path / name) as image:
             assert image.format == kind
+
+
+def test_a_mapped_array_takes_its_room_before_it_is_written(tmp_path, monkeypatch):
+    """Where a full disk meets the memory of a mapped file, the system ends the process with a bus error."""
+    with files.new_array(tmp_path / "a.npy", (3, 4)) as array:
+        array[:] = 7
+        assert [path.name for path in tmp_path.iterdir()] != ["a.npy"]
+    assert (np.load(tmp_path / "a.npy") == np.full((3, 4), 7, np.float32)).all()
+
+    def refuse(number):
+        def fallocate(_descriptor, start, length):
+            assert (start, length > 48) == (0, True)
+            raise OSError(number, os.strerror(number))
+
+        return fallocate
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse(errno.ENOSPC))
+    with pytest.raises(StorageError, match=r"no room left while writing '.*b\.npy'"):
+        files.new_array(tmp_path / "b.npy", (3, 4)).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+    monkeypatch.setattr(os, "posix_fallocate", refuse(errno.EOPNOTSUPP))
+    with files.new_array(tmp_path / "b.npy", (3, 4)):
+        pass
+    assert (tmp_path / "b.npy").exists()

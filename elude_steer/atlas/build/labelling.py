@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,7 +27,7 @@ from elude_steer.errors import SpecError, StorageError
 from elude_steer.method.clip_dissect import GROUP, Dissection, Dissector, log_prior
 from elude_steer.models.dual_encoder import DualEncoder, EmbeddingCache, load_dual_encoder
 from elude_steer.models.images import Item
-from elude_steer.utils.files import explain_write_errors, hold, read_array, read_tensors, unfinished_path, write_array
+from elude_steer.utils.files import new_array, read_array, read_tensors, write_array
 from elude_steer.utils.fingerprint import versions
 
 _BLOCK_SUB_UNITS = 2 * GROUP  # sub-units whose evidence is one file
@@ -144,10 +143,7 @@ def fit_words(build: Build, labelling: Labelling, vectors: StageFolder, settings
 
 def _write_fit(path: Path, images: torch.Tensor, texts: torch.Tensor, settings: Dissection) -> None:
     """Write the fit a block at a time: of words for `cos_cubed`, which is centred over all images, else of images."""
-    temporary = unfinished_path(path)
-    with explain_write_errors(path), ExitStack() as stack:
-        out = np.lib.format.open_memmap(temporary, "w+", np.float32, (len(images), len(texts)))
-        stack.enter_context(hold(temporary))
+    with new_array(path, (len(images), len(texts))) as out:
         if settings.method == "cos_cubed":
             for start in range(0, len(texts), _PRODUCT_ROWS):
                 block = slice(start, start + _PRODUCT_ROWS)
@@ -158,9 +154,6 @@ def _write_fit(path: Path, images: torch.Tensor, texts: torch.Tensor, settings: 
                 block = slice(start, start + _PRODUCT_ROWS)
                 similarities = _fixed_shape_product(images[block], texts)
                 out[block] = Dissector.from_similarities(similarities, settings).prepared.numpy()
-        out.flush()
-        del out
-        temporary.replace(path)
 
 
 def _fixed_shape_product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

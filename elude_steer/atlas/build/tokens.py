@@ -7,6 +7,7 @@ depend on the number of threads or processes, or on where a run was interrupted.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -45,7 +46,7 @@ def collect_draws(builds: Sequence[Build]) -> list[StageFolder]:
     with ExitStack() as locks:
         for folder in sorted(folders, key=lambda folder: folder.key):  # in one order: two builds cannot wait in a ring
             if first.is_main:
-                locks.enter_context(FileLock(str(folder.path) + ".lock"))
+                _lock(locks, folder.path)
         first.workers.barrier()
         for folder in folders:
             folder.mirror.bring()
@@ -270,6 +271,7 @@ def merge_shards(
         merged["skipped"].update(summary["skipped"])
         if merged["shards"] % 1024 == 0 or merged["shards"] == count:
             state = json.dumps(merged).encode()
+            _flush_store(folder)  # before the shards are deleted
             write_file(progress, lambda file, state=state: file.write(state))  # type: ignore[misc]
             _delete_shards(folder, range(count)[: merged["shards"]])
     notes = [f"{id} ({cause})" for id, cause in merged["skipped"].items()]
@@ -306,7 +308,22 @@ def _append(folder: Path, shard: Path, first_row: int, rows: int, per_image: int
     return len(kept)
 
 
+def _lock(locks: ExitStack, folder: Path) -> None:
+    """Hold the lock of a folder until the stack ends."""
+    with explain_write_errors(folder):
+        locks.enter_context(FileLock(f"{folder}.lock"))
+
+
+def _flush_store(folder: Path) -> None:
+    """Let the copied rows reach the disk, so that a power cut does not lose them with their shards."""
+    for path in (folder / "tokens.bin", folder / "places.bin"):
+        if path.exists():
+            with explain_write_errors(path), path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
 def _delete_shards(folder: Path, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        for file in reversed(_shard_files(folder, number)):
-            file.unlink(missing_ok=True)
+    with explain_write_errors(folder):
+        for number in numbers:
+            for file in reversed(_shard_files(folder, number)):
+                file.unlink(missing_ok=True)

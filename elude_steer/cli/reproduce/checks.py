@@ -45,8 +45,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _read_seeds(text: str | None) -> tuple[int, ...]:
     parts = [] if text is None else [part.strip() for part in text.split(",")]
     for part in parts:
-        if not part.isdecimal():
-            raise SpecError(f"--seeds is '{text}'; write numbers: --seeds 42,123.")
+        if not part.isdecimal() or len(part) > 18:
+            raise SpecError(f"--seeds is '{str(text)[:60]}'; write numbers: --seeds 42,123.")
     return tuple(map(int, parts))
 
 

@@ -5,6 +5,7 @@ Nothing here loads torch, so that missing images are named before a model is loa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ from elude_steer.evaluation.reproduce.paper import PaperEdit, read_edits
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import Recipe, StepSpec
 from elude_steer.steering.settings import format_setting
-from elude_steer.utils.files import read_json
+from elude_steer.utils.files import read_bytes
 
 PAPER_RECIPES = tuple(dict.fromkeys(edit.recipe for edit in read_edits()))
+_MAX_BYTES = 10_000_000  # of a file of paths
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 # What the paper's images show, for a user who looks for them.
 SCENES = {
@@ -125,17 +127,21 @@ def _read_source(source: str | Path | None, edits: Sequence[Edit]) -> dict[str, 
         return {file.stem: file for file in files if file.stem in names and file.suffix.lower() in ENDINGS}
     if not path.is_file():
         raise ImageError(f"there is no folder or file '{source}' with the images of the edits; check the path.")
-    mapping = read_json(path)
+    try:
+        mapping = json.loads(read_bytes(path, _MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        text = f"{type(error).__name__}: {error}"[:100]
+        raise SpecError(f"'{source}' is neither a folder of images nor a JSON file of their paths ({text}).") from error
     if not isinstance(mapping, dict):
         raise SpecError(f'\'{source}\' is not a JSON object of rows and images: {{"train": "photos/train.jpg"}}.')
     known = {edit.row for edit in list_edits()} | set(SCENES) | names
     for name, value in mapping.items():
         if name not in known:
             raise SpecError(
-                f"'{source}' names '{name}', which is no row or scene.{did_you_mean(str(name), sorted(known))}"
+                f"'{source}' names {name[:60]!a}, which is no row or scene.{did_you_mean(str(name), sorted(known))}"
             )
         if not isinstance(value, str):
-            raise SpecError(f"'{source}' gives {value!r} for '{name}'; write the path of an image.")
+            raise SpecError(f"'{source}' gives {repr(value)[:60]} for '{name}'; write the path of an image.")
     return {name: (path.parent / value) for name, value in mapping.items()}
 
 

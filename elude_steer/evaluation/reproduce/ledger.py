@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elude_steer.errors import StorageError
 from elude_steer.utils.files import read_json, write_file
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what is written about a piece: numbers by name."""
+    values: list[Any] = list(entry.values()) if isinstance(entry, dict) else [None]
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
 @dataclass(eq=False)
@@ -28,7 +36,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.path.exists():
-            self._entries = dict(read_json(self.path))
+            self._entries = read_json(self.path, dict)
+            if not all(map(_is_entry, self._entries.values())):
+                raise StorageError(f"'{self.path}' is damaged; delete it and run the same command again.")
 
     def predict(self, pieces: Mapping[str, float]) -> None:
         """Write down predicted seconds; a piece that was begun keeps the prediction that it was begun with."""

@@ -145,7 +145,7 @@ def _run_group(
         for row, content in found.items():
             text = json.dumps(content, indent=1)
             write_file(paths[row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-    return [read_json(paths[edit.row]) for edit in edits]
+    return [read_json(paths[edit.row], dict) for edit in edits]
 
 
 def _make_plans(

@@ -288,7 +288,7 @@ class Bench:
     def cost(self, name: str) -> dict[str, float]:
         """The seconds that something took, of the processor and by the clock."""
         path = self.folder / "costs" / f"{name}.json"
-        return dict(read_json(path)) if path.exists() else {"cpu": 0.0, "clock": 0.0}
+        return dict(read_json(path, dict)) if path.exists() else {"cpu": 0.0, "clock": 0.0}
 
     def vectors_path(self, method: Method, seed: int, run: int = 0) -> Path:
         """Where the vectors of a dictionary are stored, which the stability compares."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elude_steer.errors import ModelError
+from elude_steer.utils.files import read_bytes
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+_MAX_BYTES = 10_000_000
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -20,15 +23,15 @@ def read_device_map(text: str | None) -> str | dict[str, int | str] | None:
     if text is None or text in STRATEGIES:
         return text
     path = Path(text)
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113, Path raises on a name that is too long
         raise ModelError(
-            f"--device-map is '{text}'; give {', '.join(STRATEGIES)}, or a JSON file that names a device for each part "
-            'of the model, such as {"model.vision_tower": 0, "model.language_model": 1, "lm_head": "cpu"}.'
+            f"--device-map is '{text[:60]}'; give {', '.join(STRATEGIES)}, or a JSON file that names a device for each "
+            'part of the model, such as {"model.vision_tower": 0, "model.language_model": 1, "lm_head": "cpu"}.'
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the device map '{path}' is no JSON file ({error}).") from error
+        found = json.loads(read_bytes(path, _MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"the device map '{path}' is no JSON file ({str(error)[:100]}).") from error
     if not isinstance(found, dict) or not found or not all(_is_place(place) for place in found.values()):
         raise ModelError(
             f"the device map '{path}' must be an object of module names and devices: a number, 'cpu', 'disk', 'cuda:1'."

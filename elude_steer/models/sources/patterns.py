@@ -10,6 +10,7 @@ from elude_steer.errors import ImageError, StorageError
 from elude_steer.utils.remote.filesystems import explain_remote_errors, is_url, open_filesystem
 
 MAX_SHARDS = 100_000
+_MAX_RANGES, _MAX_DIGITS = 8, 18  # of a pattern, and of a number in it
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
@@ -48,6 +49,8 @@ def expand(pattern: str) -> list[str]:
         if "{" in pattern:
             raise ImageError(f"'{pattern}' has braces that are no range; write a range of numbers: {{000..099}}.")
         return [pattern]
+    if max(len(found[1]), len(found[2])) > _MAX_DIGITS or pattern.count("{") > _MAX_RANGES:
+        raise ImageError(f"'{pattern[:60]}…' has more than {_MAX_RANGES} ranges, or numbers too long; check it.")
     first, last, digits = int(found[1]), int(found[2]), len(found[1])
     if last < first or last - first >= MAX_SHARDS:
         raise ImageError(f"the range '{found[0]}' is empty or has more than {MAX_SHARDS:,} numbers; check it.")
@@ -79,7 +82,7 @@ def _describe(url: str) -> ShardFile:
             info = filesystem.info(path)
     except StorageError as error:
         raise ImageError(str(error)) from error
-    if info.get("type") == "directory" or info.get("size") is None:
+    if info.get("type") != "file" or info.get("size") is None:  # a pipe may never end
         raise ImageError(f"'{url}' is not a file whose size is known; give tar files.")
     version = next(
         (str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified") if info.get(key)), ""

@@ -153,5 +153,5 @@ def _count_rows(data: Any, key: str) -> list[int]:
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         counts = list(pool.map(count, range(data.num_shards)))
     with suppress(StorageError):  # they are counted again
-        write_file(path, lambda file: file.write(json.dumps(counts).encode()))
+        write_file(path, lambda file: file.write(json.dumps(counts).encode()), clean=True)
     return counts

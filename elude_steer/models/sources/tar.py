@@ -169,7 +169,7 @@ def _read_index(shard: ShardFile, suffixes: frozenset[str]) -> list[tuple[str, i
         return [(str(name), int(start), int(size)) for name, start, size in json.loads(path.read_bytes())]
     found = list(_scan(shard, suffixes))
     with suppress(StorageError):  # it is read again
-        write_file(path, lambda file: file.write(json.dumps(found).encode()))
+        write_file(path, lambda file: file.write(json.dumps(found).encode()), clean=True)
     return found
 
 

@@ -83,7 +83,8 @@ class Mirror:
             return
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.path) + ".fetch.lock"):  # processes of one machine fetch a file once
+        # Processes of one machine fetch a file once.
+        with explain_write_errors(self.path), FileLock(f"{self.path}.fetch.lock"):
             missing = [name for name in self._list_markers() if name not in _brought.get(self.url, ())]
             with ThreadPoolExecutor(_AT_A_TIME) as pool:
                 list(pool.map(self._fetch, missing))
@@ -122,10 +123,10 @@ class Mirror:
     def _read_marker(self, data: bytes, name: str) -> Mapping[str, tuple[int, str]]:
         try:
             described: dict[str, Any] = json.loads(data)
-            plain = all(Path(file).name == file and file not in (".", "..") for file in described)
+            plain = all(Path(file).name == file and file not in ("", ".", "..") for file in described)
             if plain and all(isinstance(size, int) and isinstance(digest, str) for size, digest in described.values()):
                 return {file: (size, digest) for file, (size, digest) in described.items()}
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             pass
         raise StorageError(f"'{join_url(str(self.url), _MARKERS, name)}' is damaged; delete it and run again.")
 

@@ -83,3 +83,22 @@ def test_verdicts():
         "other words": 2,
         "kept": 1,
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "9" * 5000,
+        "no JSON",
+        '{"' + "x" * 10_000 + '": 1}',
+        '{"train": [' + "1," * 9999 + "1]}",
+    ],
+)
+def test_a_file_of_paths_that_cannot_be_read_is_refused_in_one_short_line(text, tmp_path):
+    file = tmp_path / "scenes.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=r"neither a folder of images nor|is no row or scene|write the path") as refused:
+        find_images(list_edits(), file)
+    assert len(str(refused.value)) < 400 and "delete it" not in str(refused.value), "it is the user's own file"

@@ -1,5 +1,6 @@
 import pytest
 
+from elude_steer.errors import StorageError
 from elude_steer.evaluation.reproduce.ledger import Ledger
 
 
@@ -33,3 +34,10 @@ def test_pieces_add_up_over_interruptions_and_stay_once_they_are_done(tmp_path):
         work()
     assert third.to_dict()["pieces"]["one"]["measured"] == third.to_dict()["clock"]
     assert Ledger(path).to_dict() == found
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "3", '{"a": 3}', '{"a": {"cpu": "x"}}', '{"a": {"cpu": NaN}}'])
+def test_a_damaged_file_is_named(text, tmp_path):
+    (tmp_path / "hours.json").write_text(text)
+    with pytest.raises(StorageError, match=r"hours.json' is damaged; delete it"):
+        Ledger(tmp_path / "hours.json")

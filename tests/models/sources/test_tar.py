@@ -1,4 +1,5 @@
 import io
+import os
 import tarfile
 
 import pytest
@@ -179,3 +180,17 @@ def test_patterns():
         patterns.expand("{0..9999}{0..9999}.tar")
     with pytest.raises((StorageError, SpecError), match="is not a URL that is read here"):
         image_set("ftp://a/{0..1}.tar")
+
+
+@pytest.mark.parametrize("bad", ["{0..1}" * 2000, "{0.." + "9" * 5000 + "}", "{" + "0" * 4000 + "..99999}"])
+def test_patterns_that_ask_for_much_are_refused_in_one_short_line(bad):
+    with pytest.raises(ImageError, match="has more than 8 ranges, or numbers too long") as refused:
+        patterns.expand(f"{bad}.tar")
+    assert len(str(refused.value)) < 200
+
+
+def test_a_pipe_is_no_shard(tmp_path):
+    """It would be waited for without end."""
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(ImageError, match=r"a.tar' is not a file whose size is known"):
+        patterns.list_shards(str(tmp_path / "a.tar"))

@@ -67,7 +67,16 @@ def test_damaged_files_and_markers_that_lead_out_are_refused(machine, tmp_path):
     with pytest.raises(StorageError, match=r"'file://.*/store/last' is damaged; delete it and run again"):
         machine("b").bring()
     assert not (tmp_path / "b" / "last").exists()
-    for bad in ('{"../x": [1, "a"]}', '{"/etc/x": [1, "a"]}', '{"x": 1}', "[1]", "{", '{"..": [1, "a"]}'):
+    for bad in (
+        '{"../x": [1, "a"]}',
+        '{"/etc/x": [1, "a"]}',
+        '{"x": 1}',
+        "[1]",
+        "{",
+        '{"..": [1, "a"]}',
+        '{"": [1, "a"]}',
+        "[" * 100_000,
+    ):
         (tmp_path / "store" / "done" / "last.json").write_text(bad)
         with pytest.raises(StorageError, match=r"done/last' is damaged"):
             machine("c").bring()
