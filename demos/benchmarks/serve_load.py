@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import psutil
 
 from elude_steer import Steerer, toyland
@@ -89,7 +89,7 @@ def library_answers(steerer: Steerer, images: Sequence[Any], edits: Sequence[Edi
 
 
 async def run_client(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     body: dict[str, Any],
     uris: Sequence[str],
     which: int,
@@ -116,8 +116,8 @@ async def run_windows(
 ) -> list[Window]:
     """Alternating windows with and without edits, a client for each edit."""
     rows, numbers = [], {kind: list(range(len(edits))) for kind in (True, False)}  # the next image of each client
-    limits = httpx.Limits(max_connections=len(edits))
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
+    limits = httpx2.Limits(max_connections=len(edits))
+    async with httpx2.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
         for window in range(-2, 2 * windows):  # the first two warm up
             # Of two neighbouring windows each kind comes first as often as the other.
             steered = (window % 2 == 0) ^ (window % 4 >= 2)
@@ -205,7 +205,7 @@ def main() -> None:
         memory = server.memory_info().rss
         uris = [data_uri(image) for image in images]
         rows = asyncio.run(run_windows(address, server, uris, edits, options.seconds, options.windows))
-        counts = httpx.get(address.removesuffix("/v1") + "/metrics").text
+        counts = httpx2.get(address.removesuffix("/v1") + "/metrics").text
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)

@@ -74,18 +74,18 @@ class EmbedsClient:
             ) from error
 
     def _post(self, body: Mapping[str, Any]) -> Any:
-        import httpx
+        import httpx2
 
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         address = f"{self.base_url.rstrip('/')}/chat/completions"
         try:
-            response = httpx.post(address, json=body, headers=headers, timeout=self.timeout)
+            response = httpx2.post(address, json=body, headers=headers, timeout=self.timeout)
             response.raise_for_status()
             return response.json()
-        except httpx.HTTPStatusError as error:
+        except httpx2.HTTPStatusError as error:
             text = " ".join(error.response.text.split())[:300]
             raise EngineError(f"{address} answers {error.response.status_code}: {text}") from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             what = " ".join(str(error).split())[:200]
             raise EngineError(f"{address} cannot be asked ({what}); check the address and whether it runs.") from error
 

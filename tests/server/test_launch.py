@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from elude_steer.errors import SpecError
@@ -121,7 +121,7 @@ def test_a_client_that_goes_away_stops_its_answer(steerer, monkeypatch, stream):
     monkeypatch.setattr(type(steerer.vlm), "generate", count_steps)
 
     async def go_away(address):
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             body = chat(max_tokens=600, stream=stream)
             task = asyncio.create_task(client.post(f"{address}/chat/completions", json=body))
             while not steps:
@@ -135,7 +135,7 @@ def test_a_client_that_goes_away_stops_its_answer(steerer, monkeypatch, stream):
         wait_until(lambda: not engine._open)
         assert 1 <= len(steps) < 500
         assert engine.metrics.registry.get_sample_value("elude_steer_clients_gone_total") == 1
-        assert httpx.get(address.removesuffix("/v1") + "/health").status_code == 200
+        assert httpx2.get(address.removesuffix("/v1") + "/health").status_code == 200
 
 
 def test_sigterm_ends_it_cleanly_and_lets_an_answer_finish():
@@ -147,11 +147,11 @@ def test_sigterm_ends_it_cleanly_and_lets_an_answer_finish():
             address, answers = re.search(r"http://\S+", line).group(), []
             body = chat(text="dog " * 300)
             asked = threading.Thread(
-                target=lambda: answers.append(httpx.post(f"{address}/chat/completions", json=body, timeout=60))
+                target=lambda: answers.append(httpx2.post(f"{address}/chat/completions", json=body, timeout=60))
             )
             asked.start()
             metrics = address.removesuffix("/v1") + "/metrics"
-            wait_until(lambda: "waiting_requests 1.0" in httpx.get(metrics).text or answers)
+            wait_until(lambda: "waiting_requests 1.0" in httpx2.get(metrics).text or answers)
             server.send_signal(signal.SIGTERM)
             asked.join(60)
             assert server.wait(60) == 0
