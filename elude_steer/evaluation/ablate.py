@@ -132,9 +132,10 @@ def write_rows(rows: Sequence[Mapping[str, Any]], about: str, out: Path) -> Path
     lines = [
         "# What each setting of a build is worth",
         "",
-        f"Written by `{about}`. One setting is changed at a time; the first row is the unchanged spec.",
+        f"Written by `{about}`. One setting is changed at a time; the first row is the unchanged spec. "
+        "Each row is one build with one token seed, so differences of a few tenths mean little.",
         "",
-        f"| {' | '.join(columns)} |",
+        f"| {' | '.join({'a unit': 'per unit'}.get(name, name) for name in columns)} |",
         "|" + "---|" * len(columns),
     ]
     for row in rows:

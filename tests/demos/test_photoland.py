@@ -1,11 +1,12 @@
 import json
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from demos.photoland import captioner, flickr8k
+from demos.photoland import captioner, flickr8k, page
 from demos.photoland.labeller import words_in
 from demos.photoland.parts import Part, get_part
 from elude_steer.errors import ImageError, ModelError
@@ -168,3 +169,22 @@ def test_boxes_are_of_concepts_and_inside_their_photos():
             assert concept in concept_names()
             assert all(0 <= left < right <= width and 0 <= top < bottom <= height for left, top, right, bottom in boxes)
             assert boxes
+
+
+def test_the_page_of_results_is_what_its_numbers_give():
+    results = Path(page.__file__).parents[1] / "results"
+    text = (results / "photoland.md").read_text(encoding="utf-8")
+    numbers, edits, detectors = (
+        json.loads((results / f"photoland{name}.json").read_text(encoding="utf-8"))
+        for name in ("", "_edits", "_detectors")
+    )
+    sections = [
+        page.caption_section(numbers),
+        page.measure_section(numbers["measured"]),
+        page.detector_section(detectors),
+        page.steer_section(numbers["steered"]),
+        page.part_section(edits),
+        page.cost_section({"labeller": {"minutes": 9}}, 66 * 60),  # times are not among the numbers
+    ]
+    for section in sections:
+        assert "\n".join(section) in text, section[0]

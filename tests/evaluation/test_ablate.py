@@ -1,10 +1,12 @@
 """Ablations of a build spec."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from elude_steer.evaluation.ablate import default_variations
+from elude_steer.evaluation.ablate import default_variations, write_rows
 from elude_steer.recipe_files import load_spec, recipes_dir
 from elude_steer.utils.yaml_schema import override
 
@@ -19,6 +21,15 @@ def test_default_variations_are_valid_for_every_recipe():
         spec = load_spec(path)
         for setting, values in default_variations(spec).items():
             assert all(override(spec, [f"{setting}={value}"]) for value in values)
+
+
+def test_the_page_of_results_is_what_its_numbers_give(tmp_path):
+    results = Path(__file__).parents[2] / "demos" / "results"
+    page = (results / "ablations.md").read_text(encoding="utf-8")
+    (command,) = re.findall("Written by `(.*?)`", page)
+    written = write_rows(json.loads((results / "ablations.json").read_text(encoding="utf-8")), command, tmp_path)
+    assert written.read_text(encoding="utf-8") == page
+    assert "| sub-units | per unit |" in page
 
 
 def test_settings_are_changed_one_at_a_time(run, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elude_steer.evaluation.compare.methods import METHODS, Size
+from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size
 from elude_steer.evaluation.compare.steering_table import steering_section
 from elude_steer.utils import plotting
 from elude_steer.utils.files import read_json, write_file
@@ -28,7 +28,8 @@ def write_results(size: Size, rows: Sequence[Mapping[str, Any]], out: Path) -> P
     by_method = {name: [row for row in rows if row["method"] == name] for name in names}
     measured = {name: [row for row in own if "latents" in row] for name, own in by_method.items()}
     measured = {name: own for name, own in measured.items() if own}
-    lines = ["# Toyland: ELUDe and the other methods", "", "Written by `elude-steer compare`.", ""]
+    command = f"elude-steer compare --work work --out {out.as_posix()}{' --small' if size == SMALL else ''}"
+    lines = ["# Toyland: ELUDe and the other methods", "", f"Written by `{command}`.", ""]
     if measured:
         lines += [*_introduction(size, measured), "", *_measures_table(size, measured)]
         _draw(size, measured, out)
