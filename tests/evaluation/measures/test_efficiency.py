@@ -70,14 +70,15 @@ def test_memory_is_that_of_weights_and_of_what_a_pass_allocates(compiled, capfd)
     assert len(held) == 10**7 and "profiler" not in capfd.readouterr().err
 
 
-def test_the_explicit_layer_takes_the_memory_of_its_parts():
-    """As in the paper, whose ELUDe takes 15 % more: the weights of the parts, beside a pass's own tensors."""
+@pytest.mark.parametrize("tokens", [3, 2000])
+def test_the_explicit_layer_takes_the_memory_of_its_parts(tokens):
+    """As in the paper, whose ELUDe takes 15 % more: the weights of the parts, and no more than another output."""
     base = nn.Linear(64, 32)
     members, units = torch.ones(32 * 8, 64, dtype=torch.bool), torch.arange(32).repeat_interleave(8)
-    split, x = split_layer(base, members, units), torch.randn(3, 64)
+    split, x = split_layer(base, members, units), torch.randn(tokens, 64)
     found = [
         measure_costs(partial(layer, x), {"": nullcontext}, warm_up=0, runs=1, model=layer) for layer in (base, split)
     ]
     bare, more = (one[""].megabytes for one in found)
     parts = 4 * (32 * 8 * 64 + 32 * 8) + 8 * 32 * 8
-    assert more - bare == pytest.approx((parts + 4 * 3 * 32 * 8) / 1e6, rel=0.05)
+    assert more - bare == pytest.approx((parts + 4 * tokens * 32) / 1e6, rel=0.02)
