@@ -270,7 +270,9 @@ def _measure_efficiency(
         "explicit": lambda: swap_module(tower.model, tower.layer_name, explicit()),
     }
     compiler = torch.compile if compiled else None
-    costs = measure_costs(call, variants, warm_up=warm_up, runs=runs, compiler=compiler, device=tower.device)
+    costs = measure_costs(
+        call, variants, warm_up=warm_up, runs=runs, compiler=compiler, device=tower.device, model=tower.model
+    )
     split, bare = costs["explicit"], costs["bare"]
     return [
         Row("efficiency", f"explicit layer, ms a batch of {len(images)}", split.milliseconds, bare.milliseconds),

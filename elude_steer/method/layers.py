@@ -99,7 +99,7 @@ class SubUnits:
 
 
 class SplitLinear(nn.Module):
-    """A linear layer as explicit sub-units: one product computes all sub-units, then each unit sums its own.
+    """A linear layer as explicit sub-units: products compute all sub-units, and each unit sums its own.
 
     The original layer stays available as `base_layer`.
 
@@ -131,19 +131,30 @@ class SplitLinear(nn.Module):
 
     def sub_units(self, x: torch.Tensor) -> torch.Tensor:
         """The activations of all sub-units, bias included."""
-        base = self.base_layer
-        if isinstance(base, nn.Conv2d):
-            return F.conv2d(x, self.weight[:, :, None, None], self.bias, base.stride, base.padding)
-        return F.linear(x, self.weight, self.bias)
+        return self._activations(x, slice(None))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output, as the sum of its sub-units."""
-        activations = self.sub_units(x)
-        shape = list(activations.shape)
+        """The layer's output, as the sum of its sub-units, as many at a time as the layer has units.
+
+        So their activations never take more memory than another output.
+        """
+        first = self._activations(x, slice(self.d_out))
+        shape, dtype = list(first.shape), first.dtype
         shape[self.channels] = self.d_out
-        wide = torch.promote_types(activations.dtype, torch.float32)  # sums in half precision accumulate rounding
-        total = torch.zeros(shape, dtype=wide, device=activations.device)
-        return total.index_add(self.channels, self.units, activations.to(wide)).to(activations.dtype)
+        wide = torch.promote_types(dtype, torch.float32)  # sums in half precision accumulate rounding
+        total = torch.zeros(shape, dtype=wide, device=first.device)
+        total.index_add_(self.channels, self.units[: self.d_out], first.to(wide))
+        del first  # before the next ones are computed
+        for start in range(self.d_out, len(self.units), self.d_out):
+            rows = slice(start, start + self.d_out)
+            total.index_add_(self.channels, self.units[rows], self._activations(x, rows).to(wide))
+        return total.to(dtype)
+
+    def _activations(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
+        base, weight, bias = self.base_layer, self.weight[rows], self.bias[rows]
+        if isinstance(base, nn.Conv2d):
+            return F.conv2d(x, weight[:, :, None, None], bias, base.stride, base.padding)
+        return F.linear(x, weight, bias)
 
 
 class SplitConv1x1(SplitLinear):

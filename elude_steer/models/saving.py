@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from pathlib import Path
@@ -27,7 +28,7 @@ def save_processor(processor: Any, folder: Path, *, model_id: str = "", revision
     """
     from transformers.utils import VIDEO_PROCESSOR_NAME
 
-    processor.save_pretrained(folder)
+    _without_state(processor).save_pretrained(folder)
     if not has_video_part(processor):
         return
     video = getattr(processor, "video_processor", None)
@@ -37,6 +38,18 @@ def save_processor(processor: Any, folder: Path, *, model_id: str = "", revision
     settings = _checkpoint_video_settings(model_id, revision) or _image_settings(processor)
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     (folder / VIDEO_PROCESSOR_NAME).write_text(text, encoding="utf-8")
+
+
+def _without_state(processor: Any) -> Any:
+    """A copy whose tokenizer has forgotten how it padded last, which would be saved with it."""
+    inner = getattr(getattr(processor, "tokenizer", None), "backend_tokenizer", None)
+    if inner is None:
+        return processor
+    plain = copy.copy(processor)
+    plain.tokenizer = copy.deepcopy(processor.tokenizer)
+    plain.tokenizer.backend_tokenizer.no_padding()
+    plain.tokenizer.backend_tokenizer.no_truncation()
+    return plain
 
 
 def has_video_part(processor: Any) -> bool:

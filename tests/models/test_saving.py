@@ -57,6 +57,16 @@ def test_a_saved_processor_keeps_the_video_settings_of_its_checkpoint(tiny_llava
     assert get_video_processor_config(str(out))["size"] == {"height": 14, "width": 14}
 
 
+def test_what_is_saved_does_not_depend_on_what_the_tokenizer_did_last(tiny_llava, tmp_path):
+    processor = load_processor(str(tiny_llava), "llava_onevision")
+    save_processor(processor, tmp_path / "fresh")
+    processor.tokenizer(["a dog", "a"], padding=True, truncation=True, max_length=7)
+    save_processor(processor, tmp_path / "used")
+    fresh, used = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("fresh", "used"))
+    assert "tokenizer.json" in fresh and fresh == used
+    assert processor.tokenizer.backend_tokenizer.padding is not None  # the processor itself is as it was
+
+
 def test_a_saved_tokenizer_has_no_backend_for_images(tiny_llava, tmp_path):
     save_processor(load_processor(str(tiny_llava), "llava_onevision"), tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()).get("backend") in (None, "tokenizers")

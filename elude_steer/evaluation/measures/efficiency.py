@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from elude_steer.utils.memory import peak_megabytes, reset_peak
+from elude_steer.utils.memory import reset_peak
 from elude_steer.utils.progress import progress_bar
 
 
@@ -21,14 +26,15 @@ class Cost:
 
     Attributes:
         milliseconds: median time of a pass, or mean time.
-        megabytes: peak memory during the passes, of the GPU or else of the process; None where it is unknown.
+        megabytes: peak memory of tensors: on a GPU of all that are there during the passes, on a CPU of the model's own
+            and of what a pass allocates beside them.
         slower: extra time as a share of the first variant's, compared pass by pass.
         larger: extra memory as a share of the first variant's.
         deviation: of the times of single passes, in milliseconds.
     """
 
     milliseconds: float
-    megabytes: float | None
+    megabytes: float
     slower: float = 0.0
     larger: float | None = None
     deviation: float = 0.0
@@ -44,6 +50,7 @@ def measure_costs(
     device: str | torch.device = "cpu",
     clock: Literal["wall", "process"] = "wall",
     statistic: Literal["median", "mean"] = "median",
+    model: nn.Module | None = None,
 ) -> dict[str, Cost]:
     """The cost of each variant, relative to the first one.
 
@@ -59,6 +66,7 @@ def measure_costs(
         device: the device that the passes run on.
         clock: what is counted: the time that passes, or on a CPU the process's own, which other load does not lengthen.
         statistic: the median is robust against other load on the machine; the paper takes the mean.
+        model: on a CPU, its parameters and buffers count as memory, each in its variant.
     """
     if not variants or runs < 1:
         raise ValueError("measure_costs needs at least one variant and one run.")
@@ -67,21 +75,19 @@ def measure_costs(
     if cuda and clock == "process":
         raise ValueError("a GPU's passes take time that passes, not that of the process: clock='wall'.")
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    peaks: dict[str, float | None] = {}
+    peaks: dict[str, float] = {}
     with progress_bar("timing", "passes", len(variants) * (warm_up + runs)) as advance:
         for name, variant in variants.items():
             with variant():
                 run = compiler(call) if compiler is not None else call
-                for _ in range(warm_up):
-                    _time_call(
-                        run, cuda, now
-                    )  # in inference mode too: another mode would compile again, and keep a graph
+                for _ in range(warm_up):  # in inference mode too: another mode would compile again, and keep a graph
+                    _time_call(run, cuda, now)
                     advance(1)
                 reset_peak(device)
                 for _ in range(runs if compiler is not None else 1):
                     seconds[name].append(_time_call(run, cuda, now))
                     advance(1)
-                peaks[name] = peak_megabytes(device)
+                peaks[name] = torch.cuda.max_memory_allocated(device) / 1e6 if cuda else _cpu_megabytes(run, model)
         if compiler is None:
             for _ in range(runs - 1):
                 for name, variant in variants.items():
@@ -92,13 +98,12 @@ def measure_costs(
     bare_peak = peaks[first]
     costs = {}
     for name, times in seconds.items():
-        peak = peaks[name]
-        larger = peak / bare_peak - 1 if peak is not None and bare_peak else None
+        larger = peaks[name] / bare_peak - 1 if bare_peak else None
         average = statistics.median if statistic == "median" else statistics.mean
         ratios = [a / b for a, b in zip(times, seconds[first], strict=True)]
         slower = (average(ratios) if statistic == "median" else average(times) / average(seconds[first])) - 1
         deviation = 1000 * statistics.stdev(times) if len(times) > 1 else 0.0
-        costs[name] = Cost(1000 * average(times), peak, slower, larger, deviation)
+        costs[name] = Cost(1000 * average(times), peaks[name], slower, larger, deviation)
     return costs
 
 
@@ -111,6 +116,40 @@ def _time_call(call: Callable[[], Any], cuda: bool, now: Callable[[], float]) ->
     if cuda:
         torch.cuda.synchronize()
     return now() - start
+
+
+def _cpu_megabytes(run: Callable[[], Any], model: nn.Module | None) -> float:
+    """What `torch.cuda.max_memory_allocated` tells of a GPU; the process's own peak would include all earlier work."""
+    tensors = [] if model is None else chain(model.parameters(), model.buffers())
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    with _without_messages(), torch.profiler.profile(profile_memory=True) as profile:
+        _time_call(run, False, time.perf_counter)
+    if profile.profiler is None or profile.profiler.kineto_results is None:
+        raise RuntimeError("torch's profiler recorded nothing.")
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):  # what is allocated, and below 0 what is freed
+        held += event.nbytes()
+        peak = max(peak, held)
+    return (sum(storages.values()) + peak) / 1e6
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Drop what torch's profiler logs to standard error when it starts and stops."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed, so nothing is seen
+        yield
+        return
+    try:
+        sys.stderr.flush()
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:

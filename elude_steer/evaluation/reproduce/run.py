@@ -23,9 +23,9 @@ Result = TableResult | EditsResult
 _NOTES = {
     "stability": "The paper prints the collinearity as coherence and calls higher better; 100 means that there are "
     "duplicates. Deviations of the paper's stability and coherence are as printed, not in percent.",
-    "efficiency": "Milliseconds and memory are of another machine than the paper's; compare `slower` and "
-    "`more memory`, each beside the paper's ratio to its own backbone. On a CPU, memory is that of the process, which "
-    "keeps what earlier rows took. Input dim is what a method reads.",
+    "efficiency": "Milliseconds were measured on another machine than the paper's: compare the ratios `slower` and "
+    "`more memory`, which stand beside the paper's. Memory is the peak of tensors in a pass, the weights included. "
+    "Input dim is the width of what a method reads.",
     "judge": "Deviations are the widths of 95 % intervals.",
 }
 

@@ -75,7 +75,7 @@ class EfficiencyRow:
         input_dim: width of what the method reads; 0 for the bare backbone.
         milliseconds: of a pass.
         deviation: of single passes.
-        megabytes: peak memory of the GPU, or of the process on a CPU; None where it is unknown.
+        megabytes: peak memory of tensors in a pass; on a CPU of the model's and of those that the pass allocates.
         slower: extra time as a share of the bare backbone's.
         larger: extra memory as a share of the bare backbone's.
     """
@@ -85,9 +85,9 @@ class EfficiencyRow:
     input_dim: int
     milliseconds: float
     deviation: float
-    megabytes: float | None
+    megabytes: float
     slower: float
-    larger: float | None
+    larger: float
 
 
 class BehindLayer(nn.Module):
@@ -178,13 +178,17 @@ def _make_call(bench: Bench, count: int) -> Callable[[], Any]:
         raise ImageError("there are no images to time a pass with.")
     inputs = tower.prepare([images[number % len(images)] for number in range(count)])
     if tower.within:
-        part, seen = tower.model.get_submodule(tower.within), list[tuple[Any, Any]]()
+        part, seen = _timed_part(tower), list[tuple[Any, Any]]()
         handle = part.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
         with handle, torch.inference_mode():  # the handle removes the hook
             _run(tower, inputs)
         args, kwargs = seen[0]
         return lambda: part(*args, **kwargs)
     return lambda: _run(tower, inputs)
+
+
+def _timed_part(tower: Tower) -> nn.Module:
+    return tower.model.get_submodule(tower.within) if tower.within else tower.model
 
 
 def _run(tower: Tower, inputs: torch.Tensor | Mapping[str, Any]) -> Any:
@@ -215,6 +219,7 @@ def _measure_in_turns(
                 device=tower.device,
                 statistic=protocol.statistic,
                 clock=protocol.clock,
+                model=_timed_part(tower),
             )
         return {name: asdict(cost) for name, cost in costs.items()}
 
@@ -242,6 +247,7 @@ def _measure_alone(
                     device=tower.device,
                     statistic=protocol.statistic,
                     clock=protocol.clock,
+                    model=_timed_part(tower),
                 )
         return {**asdict(costs[name]), "clock": time.perf_counter() - start}
 
@@ -256,7 +262,7 @@ def _make_row(bench: Bench, name: str, found: Mapping[str, Cost]) -> EfficiencyR
     reads_output = name != BARE and METHODS[name].kind == "sae" and METHODS[name].variant != "transcoder"
     width = 0 if name == BARE else weight.shape[0 if reads_output else 1]
     slower = cost.slower if cost.slower or name == BARE else cost.milliseconds / bare.milliseconds - 1
-    larger = cost.megabytes / bare.megabytes - 1 if cost.megabytes and bare.megabytes else None
+    larger = cost.megabytes / bare.megabytes - 1
     return EfficiencyRow(
         bench.setup.name, name, width, cost.milliseconds, cost.deviation, cost.megabytes, slower, larger
     )

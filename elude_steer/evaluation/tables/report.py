@@ -72,8 +72,7 @@ def efficiency_lines(rows: Sequence[EfficiencyRow]) -> list[str]:
     heads = ["method", "input width", "ms a batch", "deviation", "more time (%)", "peak MB", "more memory (%)"]
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for row in rows:
-        memory = ["" if row.megabytes is None else f"{row.megabytes:.0f}"]
-        memory.append("" if row.larger is None else f"{100 * row.larger:.1f}")
+        memory = [f"{row.megabytes:.0f}", f"{100 * row.larger:.1f}"]
         width = str(row.input_dim) if row.input_dim else ""
         times = [f"{row.milliseconds:.1f}", f"{row.deviation:.1f}", f"{100 * row.slower:.1f}"]
         lines.append(_line([row.method, width, *times, *memory]))
