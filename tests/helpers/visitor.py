@@ -109,9 +109,10 @@ class Visitor:
 
     def words(self, box, *words):
         """Replace the words in a box."""
-        clear = self.page.locator(f"#{box} .remove-all")
-        if clear.count() and clear.is_visible():
-            clear.click()
+        tokens = self.page.locator(f"#{box} .token")
+        if tokens.count():
+            self.page.locator(f"#{box} .remove-all").click()  # waits until the page lets it be clicked
+            tokens.first.wait_for(state="detached")
         for word in words:
             self.page.locator(f"#{box} input").click()
             self.page.locator(f"#{box} input").fill(word)
