@@ -145,7 +145,12 @@ def _run_group(
         for row, content in found.items():
             text = json.dumps(content, indent=1)
             write_file(paths[row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-    return [read_json(paths[edit.row], dict) for edit in edits]
+    return [_judge(edit, read_json(paths[edit.row], dict)) for edit in edits]
+
+
+def _judge(edit: Edit, row: Row) -> Row:
+    """A stored row with its verdict, which is not stored, so that the rule of today holds for all rows."""
+    return {**row, "verdict": judge_caption(edit.step, row["baseline"], row["caption"])}
 
 
 def _make_plans(
@@ -196,7 +201,6 @@ def _as_row(edit: Edit, result: SteeredCaption) -> Row:
         "baseline": baseline,
         "caption": result.caption,
         "marked": mark_changes(result),
-        "verdict": judge_caption(edit.step, baseline, result.caption),
         "seen": {word: round(share, 3) for word, share in result.seen.items()},
         "notes": list(result.notes),
         "model": Path(str(result.provenance.get("model"))).name,
