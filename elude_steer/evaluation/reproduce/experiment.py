@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from elude_steer.evaluation.tables.properties import has_properties
 from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
+from elude_steer.utils.fingerprint import make_key
 
 if TYPE_CHECKING:
     from elude_steer.evaluation.tables.efficiency import Protocol
@@ -101,6 +102,23 @@ class Experiment:
             trust_remote_code=options.trust_remote_code,
             log=options.log,
         )
+
+    @cached_property
+    def _folders(self) -> dict[str, str]:
+        """Names of the setups' folders, which say what a setup is; found once, because all images count."""
+        return {backbone: self.setup(backbone).folder.name for backbone in self.backbones}
+
+    def find_key(self, piece: str) -> str:
+        """What the hours of a piece, `backbone: …`, depend on: the setup, and what several rows share."""
+        backbone, _, what = piece.partition(": ")
+        shared: list[object] = []
+        if what == "judges":
+            shared = [self.options.judges, self.options.pairs, self.seeds, self.methods(backbone)]
+        elif what == "collages":
+            shared = [self.collage_method(backbone)]
+        elif self.name == "efficiency":
+            shared = [asdict(self.protocol), self.methods(backbone)]
+        return make_key(self._folders[backbone], shared)
 
     @property
     def shows_parts(self) -> bool:

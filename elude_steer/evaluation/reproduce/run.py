@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from elude_steer.evaluation.reproduce.forecast import Forecast, forecast_edits, 
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.evaluation.reproduce.result import TableResult
-from elude_steer.evaluation.reproduce.steering import needs_build, run_edits
+from elude_steer.evaluation.reproduce.steering import find_hours_key, needs_build, run_edits
 from elude_steer.evaluation.reproduce.tables import draw_collages, measure_properties, run_experiment
 from elude_steer.evaluation.tables.efficiency import PAPER_PROTOCOL
 from elude_steer.models.images import image_set
@@ -64,15 +65,20 @@ def reproduce(
     """
     expected = forecast(name, options)
     on_forecast(expected)
-    ledger = Ledger(options.work / f"hours-{name}.json", expected.on_gpu)
-    ledger.predict(expected.pieces)
+    path = options.work / f"hours-{name}.json"
     if name == "steering":
         edits = list_edits(options.recipes or PAPER_RECIPES, options.rows)
-        rows = run_edits(edits, find_images(edits, options.scenes), options, ledger)
+        images = find_images(edits, options.scenes)
+        find_key = partial(find_hours_key, edits=edits, images=images, options=options)
+        ledger = Ledger(path, expected.on_gpu, find_key)
+        ledger.predict(expected.pieces)
+        rows = run_edits(edits, images, options, ledger)
         ledger.finish()
         about = {**_describe(options), "paper": any(edit.paper for edit in edits)}
         return EditsResult(rows, about, ledger.to_dict(), _edit_notes(edits, options))
     experiment = Experiment(name, options)
+    ledger = Ledger(path, expected.on_gpu, experiment.find_key)
+    ledger.predict(expected.pieces)
     found = run_experiment(experiment, ledger, confirm)
     properties, collages = measure_properties(experiment, ledger), draw_collages(experiment, ledger)
     ledger.finish()

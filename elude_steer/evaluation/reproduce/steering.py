@@ -47,6 +47,19 @@ def atlas_folder(spec: AtlasSpec, options: ReproduceOptions) -> Path:
     return options.work / f"atlas-{spec.name}-{key}"
 
 
+def find_hours_key(piece: str, edits: Sequence[Edit], images: Mapping[str, Path], options: ReproduceOptions) -> str:
+    """What the hours of a piece depend on: the atlas, and of captions also their edits."""
+    spec = atlas_spec(options) if needs_build(edits, options) else None
+    atlas = None if spec is None else atlas_folder(spec, options).name
+    if piece == "atlas":
+        return make_key(atlas)
+    own = [edit for edit in edits if piece == f"captions of {edit.scene}"]
+    if spec is None:
+        return make_key([_row_path(edit, _atlas_of(edit, spec, options), images[edit.row], options).name for edit in own])
+    # Rows are named after the atlas's manifest, which may not be there yet.
+    return make_key(atlas, [_edit_causes(edit, images[edit.row], options) for edit in own])
+
+
 def run_edits(
     edits: Sequence[Edit], images: Mapping[str, Path], options: ReproduceOptions, ledger: Ledger
 ) -> list[Row]:
@@ -178,8 +191,13 @@ def _as_refused(edit: Edit, result: SteeredCaption, cause: str) -> Row:
 def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) -> Path:
     folder = find_atlas(atlas)
     manifest = b"" if folder is None else (folder / "manifest.json").read_bytes()
-    causes = [
-        hashlib.sha256(manifest).hexdigest() if manifest else atlas,
+    causes = [hashlib.sha256(manifest).hexdigest() if manifest else atlas, *_edit_causes(edit, image, options)]
+    return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
+
+
+def _edit_causes(edit: Edit, image: Path, options: ReproduceOptions) -> list[Any]:
+    """Everything but the atlas that an edit depends on."""
+    return [
         hashlib.sha256(image.read_bytes()).hexdigest(),
         asdict(edit.step),
         edit.recipe.prompt,
@@ -187,7 +205,6 @@ def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) ->
         options.backbones.get(ATLAS_RECIPE),
         versions(),
     ]
-    return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
 
 
 def _as_row(edit: Edit, result: SteeredCaption) -> Row:

@@ -11,6 +11,7 @@ from elude_steer.atlas.build.unit_clusters import cluster_unit
 from elude_steer.evaluation.reproduce.experiment import NAMES
 from elude_steer.evaluation.reproduce.run import forecast, reproduce
 from elude_steer.utils import optional
+from tests.evaluation.reproduce.conftest import SMALL
 from tests.helpers.judge_server import Server, answer
 
 slow = pytest.mark.slow
@@ -80,6 +81,19 @@ def test_interrupting_five_times_and_going_on_gives_the_same_page(world, tmp_pat
     assert "another checkpoint for dinov2-base-layer12" in pages[0] and "LLM rank needs judges" in pages[0]
 
 
+def test_two_budgets_share_a_folder_and_not_their_hours(world, tmp_path):
+    rows, work = ("raw units", "ELUDe (unique)"), tmp_path / "work"
+    first = reproduce("interpretability", world.options(work, rows=rows))
+    fewer = world.options(work, rows=rows[:1], changes=("tokens.per_image=4", *SMALL[1:]))
+    expected, second = forecast("interpretability", fewer), reproduce("interpretability", fewer)
+    piece = "dinov2-base-layer12: raw units, seed 42"
+    assert set(second.hours["pieces"]) == {piece} == set(expected.pieces), "neither the rows of the other run"
+    hours = [result.hours["pieces"][piece] for result in (first, second)]
+    assert hours[0] != hours[1] and hours[1]["measured"] > 0, "nor its hours"
+    again = reproduce("interpretability", world.options(work, rows=rows))
+    assert again.hours == first.hours
+
+
 def test_the_page_shows_properties_and_collages(world, tmp_path):
     result = reproduce("interpretability", world.options(tmp_path / "work", rows=ROWS))
     rows = {row.method: row for row in result.properties["dinov2-base-layer12"]}
@@ -121,6 +135,13 @@ def test_the_papers_edits_from_images_to_the_page(world, tmp_path, monkeypatch):
     text = (tmp_path / "out-0" / "steering.txt").read_text()
     assert len(text.splitlines()) == 1 + 5 + 14
     assert once.hours["pieces"].keys() >= {"atlas", "captions of train"}
+    stored = [json.loads(path.read_text()) for path in (tmp_path / "once" / "edits").iterdir()]
+    assert len(stored) == 14 and not any("verdict" in row for row in stored), "rows are judged by the rule of today"
+    part = reproduce("steering", world.steering(tmp_path / "once", rows=("train-2",)))
+    assert part.hours["pieces"].keys() == {"atlas", "captions of train"}
+    whole = once.hours["pieces"]
+    assert part.hours["pieces"]["atlas"] == whole["atlas"]
+    assert part.hours["pieces"]["captions of train"]["measured"] < whole["captions of train"]["measured"]
 
 
 @pytest.mark.parametrize("name", ["generalization", "ablations", "stability", "efficiency"])
