@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
 ELUDE = "ELUDe (unique)"
 RAW = "raw units"  # the paper's "backbone only"
+UMAP_SETTING = "clusters.umap_components"  # the paper's row with UMAP before the clustering
 UMAP = "32"  # dimensions; the paper does not say how many
 
 
@@ -77,6 +78,16 @@ class Experiment:
                 known = ", ".join(map(str, self.preset.seeds))
                 raise SpecError(f"there is no token seed {seed} in preset '{self.preset.name}'; there are {known}.")
         return list(self.options.seeds or self.preset.seeds)
+
+    @property
+    def draws(self) -> list[int]:
+        """The token draws that rows are made from."""
+        return self.seeds[:1] if self.uses_one_draw else self.seeds
+
+    @property
+    def uses_one_draw(self) -> bool:
+        """Whether rows are of the first draw alone: runs are compared on it, or passes timed, which are the same."""
+        return self.name in ("stability", "efficiency")
 
     def spec(self, backbone: str) -> AtlasSpec:
         """How the atlas of a backbone is built."""

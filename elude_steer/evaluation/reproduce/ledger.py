@@ -1,7 +1,7 @@
 """What each piece of a run takes: predicted before, measured while it runs, also over interruptions.
 
-Runs of other images, budgets or models may share a folder and so the file: a piece is entered under its name and the key
-of what it depends on, and a run reports only its own pieces.
+Runs of other images, budgets or models may share a folder and so the file: a piece is entered under its name and the
+key of what it depends on, and a run reports only its own pieces.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def find_hours_key(piece: str, edits: Sequence[Edit], images: Mapping[str, Path]
         return make_key(atlas)
     own = [edit for edit in edits if piece == f"captions of {edit.scene}"]
     if spec is None:
-        return make_key([_row_path(edit, _atlas_of(edit, spec, options), images[edit.row], options).name for edit in own])
+        paths = [_row_path(edit, _atlas_of(edit, None, options), images[edit.row], options) for edit in own]
+        return make_key([path.name for path in paths])
     # Rows are named after the atlas's manifest, which may not be there yet.
     return make_key(atlas, [_edit_causes(edit, images[edit.row], options) for edit in own])
 

@@ -63,7 +63,10 @@ def test_code_of_a_matcher_runs_only_then(lmms_model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"do_sample": True, "temperature": 0.7}, r"task 'pope' asks for do_sample=True, and edited answers are greedy"),
+        (
+            {"do_sample": True, "temperature": 0.7},
+            r"task 'pope' asks for do_sample=True, and edited answers are greedy",
+        ),
         ({"temperature": 0.7}, r"asks for temperature=0.7, .*; add --gen_kwargs do_sample=False"),
         ({"num_beams": 4, "do_sample": False}, r"asks for num_beams=4"),
         ({"do_sample": False, "temperature": 0.7, "num_beams": 1, "top_p": None}, None),

@@ -102,7 +102,7 @@ def test_the_page_shows_properties_and_collages(world, tmp_path):
     assert elude.stable and elude.training_free and elude.explicit and elude.lossless and elude.unsupervised
     assert not (other.stable or other.training_free or other.lossless)
     page = result.save(tmp_path / "out").read_text()
-    assert all(f"<td>{answer}</td>" in page for answer in elude.answers())
+    assert all(f"<td>{answer}<small>paper yes</small></td>" in page for answer in elude.answers())
     units = result.collages["dinov2-base-layer12"]
     assert units and all(1 < unit["parts"] <= 12 for unit in units)
     assert len({unit["parts"] for unit in units}) == len(units), "units with different numbers of parts"
@@ -110,7 +110,9 @@ def test_the_page_shows_properties_and_collages(world, tmp_path):
     assert f"unit {units[0]['unit']} and its {units[0]['parts']} parts, ELUDe (unique)" in page
     found = json.loads((tmp_path / "out" / "interpretability.json").read_text())
     assert found["properties"]["dinov2-base-layer12"][1]["lossless"] is True and "collages" not in found
-    assert "yes (0 parameters)" in (tmp_path / "out" / "interpretability.txt").read_text()
+    assert found["properties"]["dinov2-base-layer12"][0]["paper"]["lossless"] is False, "topk SAE"
+    text = (tmp_path / "out" / "interpretability.txt").read_text()
+    assert "yes (0 parameters), paper yes" in text and "judge the methods as they are published" in page
 
 
 def test_units_alone_have_neither_properties_nor_collages(world, tmp_path):
