@@ -47,6 +47,8 @@ def test_a_run_says_first_what_it_will_take(run, folders, monkeypatch, capsys):
     (row,) = found["rows"]
     assert (found["name"], found["seeds"], row["method"]) == ("interpretability", [42], "raw units")
     assert 0 < row["numbers"]["MS-Score"]["value"] < 100 and row["numbers"]["MS-Score"]["paper"] > 0
-    assert {path.name for path in folders["--out"].iterdir()} == {f"interpretability.{end}" for end in ("json", "txt", "html")}
+    assert {path.name for path in folders["--out"].iterdir()} == {
+        f"interpretability.{end}" for end in ("json", "txt", "html")
+    }
     assert json.loads((folders["--out"] / "interpretability.json").read_text()) == found
     assert str(folders["--out"] / "interpretability.html") in err
