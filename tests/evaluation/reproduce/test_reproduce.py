@@ -1,18 +1,27 @@
 """Every `reproduce` end to end: random checkpoints of the real classes, 24 images."""
 
+import ast
+import base64
 import json
 import re
 from functools import partial
+from io import BytesIO
+from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image, ImageStat
 
 from elude_steer.atlas.build import unit_clusters
 from elude_steer.atlas.build.unit_clusters import cluster_unit
+from elude_steer.evaluation.measures.llm_judges import make_grid
 from elude_steer.evaluation.reproduce.experiment import NAMES
 from elude_steer.evaluation.reproduce.run import forecast, reproduce
+from elude_steer.evaluation.tables import judging
 from elude_steer.utils import optional
 from tests.evaluation.reproduce.conftest import SMALL
 from tests.helpers.judge_server import Server, answer
+from tests.models.test_vision_backbones import SIGLIP2_NAMES, SIGLIP2_PREPROCESSOR, save, siglip2_config
 
 slow = pytest.mark.slow
 ROWS = ("raw units", "ELUDe (unique)", "topk SAE")
@@ -118,7 +127,12 @@ def test_the_page_shows_properties_and_collages(world, tmp_path):
 def test_units_alone_have_neither_properties_nor_collages(world, tmp_path):
     result = reproduce("interpretability", world.options(tmp_path / "work", rows=("raw units",)))
     assert not result.properties and not result.collages
-    assert "Properties, measured" not in result.page() and "<img" not in result.page()
+    page = result.page()
+    assert "Properties, measured" not in page and "<img" not in page
+    assert "token seed 42." in page and "Accuracy of dinov2-base-layer12: a linear probe" in page
+    learnt, measured = "24 images to learn from instead of 1,281,167", "12 images to measure on instead of 50,000"
+    left_out = "9 of 10 rows left out; 1 of 2 backbones left out."
+    assert all(part in page for part in (learnt, measured, "token seed 42 instead of 42, 123, 999", left_out))
 
 
 def test_the_papers_edits_from_images_to_the_page(world, tmp_path, monkeypatch):
@@ -179,18 +193,48 @@ def test_the_papers_protocol_with_a_small_budget(world, tmp_path):
     assert "2 timed passes of 256 images after 1 (compiled, mean)" in result.page()
 
 
-@slow
-def test_judges(world, tmp_path):
+def brightness(image):
+    return ImageStat.Stat(image.convert("L")).mean[0]
+
+
+def test_judges_that_prefer_bright_images_rank_methods_by_brightness(world, tmp_path, monkeypatch):
     pytest.importorskip("openai", reason="judges need openai")
-    with Server(lambda model, first, second, count: answer("A" if first < second else "B")) as server:
+    places = {"raw units": 0, "topk SAE": 1, "ELUDe (unique)": 2}  # the darkest images, some between, the brightest
+
+    def find_images(bench, method, seed):
+        order = sorted(bench.held_out.items, key=lambda item: brightness(make_grid([item.read()[0]] * 9)))
+        numbers = [item.index for item in order[places[method.name] :][:9]]
+        return torch.tensor([numbers] * 3)
+
+    def prefer_bright(model, first, second, count):
+        grids = [Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))) for url in (first, second)]
+        return answer("A" if brightness(grids[0]) > brightness(grids[1]) else "B")
+
+    monkeypatch.setattr(judging, "strongest_images", find_images)
+    with Server(prefer_bright) as server:
         judges = tuple(f"{name}@{server.url}" for name in ("one", "two", "three"))
         options = world.options(tmp_path / "work", rows=ROWS, judges=judges, pairs=2)
         expected = forecast("judge", options)
         result = reproduce("judge", options)
         assert expected.questions == 3 * 2 * 2 and sum(server.asked.values()) <= 3 * expected.questions
-    rates = [row.numbers["win rate"].value for row in result.rows]
-    assert len(rates) == 3 and sum(rates) / 3 == pytest.approx(50, abs=20)
-    assert result.rows[-1].numbers["win rate"].paper == 67.0
+    rates = {row.method: row.numbers["win rate"] for row in result.rows}
+    assert {name: rate.value for name, rate in rates.items()} == dict(zip(places, (0, 50, 100), strict=True))
+    assert all(rate.interval[0] <= rate.value <= rate.interval[1] for rate in rates.values())
+    assert rates["ELUDe (unique)"].paper == 67.0 and rates["ELUDe (unique)"].paper_interval is not None
+
+
+def test_siglip2_has_a_table(world, tmp_path):
+    """Its tower is a part of a model with texts, and its images have a size of their own."""
+    path = tmp_path / "siglip2"
+    path.mkdir()
+    save(path, siglip2_config(12, 16), SIGLIP2_PREPROCESSOR, SIGLIP2_NAMES)
+    rows = ("raw units", "ELUDe (unique)")
+    options = world.options(tmp_path / "work", rows=rows, backbones={"siglip2-base-layer12": str(path)})
+    result = reproduce("generalization", options)
+    raw, elude = (row.numbers for row in result.rows)
+    assert elude["MS-Score"].paper == 67.98 and elude["R2"].value == pytest.approx(100)
+    assert elude["accuracy"].value == pytest.approx(raw["accuracy"].value) and elude["accuracy"].difference is None
+    assert elude["expansion"].value > 1 and result.properties["siglip2-base-layer12"][0].lossless
 
 
 @slow
@@ -205,6 +249,10 @@ def test_all_rows_of_the_main_table(world, tmp_path):
 
 
 def test_every_name_is_tested_here():
-    assert set(NAMES) == {
-        "steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge",
-    }  # fmt: skip
+    """Names that tests of this file give to `reproduce`, also through a parameter."""
+    (names,) = [mark.args[1] for mark in test_every_other_table.pytestmark if mark.name == "parametrize"]
+    calls = [node for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Call)]
+    called = [call.args[0] for call in calls if getattr(call.func, "id", "") == "reproduce" and call.args]
+    given = {one.value for one in called if isinstance(one, ast.Constant)}
+    assert given | set(names) == set(NAMES)
+    assert given >= {"steering", "interpretability", "judge"} and len(calls) > 20, "the test finds some"
