@@ -258,7 +258,7 @@ def test_collages_show_a_unit_beside_its_parts(setup, rows, tmp_path):
     assert len(paths) == 2 and all(width > height > 300 for width, height in sizes)
     with pytest.raises(SpecError, match="there is no unit 16"):
         draw_collages(setup, tmp_path, units=[16])
-    with pytest.raises(SpecError, match="no parts of units"):
+    with pytest.raises(SpecError, match="are not parts of units; choose ELUDe or another split"):
         draw_collages(setup, tmp_path, method="topk SAE")
 
 
