@@ -16,7 +16,7 @@ from elude_steer.evaluation.tables.collages import draw_collages, make_collages
 from elude_steer.evaluation.tables.efficiency import BARE, BehindLayer, Protocol, run_efficiency
 from elude_steer.evaluation.tables.measure import PROBE, accuracy_source
 from elude_steer.evaluation.tables.properties import PROPERTIES, _judge, has_properties, run_properties
-from elude_steer.evaluation.tables.report import write_tables
+from elude_steer.evaluation.tables.report import efficiency_lines, page_lines, write_tables
 from elude_steer.evaluation.tables.run import list_rows, rows_as_json, run_table, summarize
 from elude_steer.evaluation.tables.setup import PAPER, SMALL, TINY, TableSetup, class_of, find_preset
 from elude_steer.evaluation.tables.stability import run_stability
@@ -119,6 +119,7 @@ def test_summary_and_page(setup, rows, tmp_path):
     page = write_tables(setup, tmp_path, rows, run_stability(setup, ["raw units", "topk SAE"])).read_text()
     assert page.count("| ELUDe (gap) |") == 1 and "24 images to learn from" in page
     stored = json.loads((tmp_path / "tables.json").read_text())
+    assert "\n".join(page_lines(stored)) == page
     assert stored["rows"] == rows_as_json(rows) and stored["stability"][0]["runs"] is None
 
 
@@ -243,6 +244,10 @@ def test_efficiency_has_every_autoencoder_and_the_bare_backbone_first(setup, row
     widths = {row.method: row.input_dim for row in found}
     assert (widths[BARE], widths["topk SAE"], widths["transcoder"], widths["ELUDe (gap)"]) == (0, 16, 64, 64)
     assert run_efficiency(setup, protocol=protocol) == found  # finished measurements are read
+    lines = efficiency_lines([replace(found[0], megabytes=50.0, larger=0.0), replace(found[1], megabytes=None)])
+    assert lines[0].endswith("| peak MB | more memory (%) |") and lines[2].endswith("| 50 | 0.0 |")
+    unknown = efficiency_lines([replace(row, megabytes=None, larger=None) for row in found])
+    assert unknown[0].endswith("| more time (%) |") and unknown[0].count("|") == unknown[2].count("|")
     alone = Protocol(batch=2, warm_up=0, runs=2, compiled=False)
     bare, elude = run_efficiency(setup, ["ELUDe (gap)"], protocol=alone)
     assert elude.slower == pytest.approx(elude.milliseconds / bare.milliseconds - 1)
