@@ -103,7 +103,7 @@ def check_greedy(options: Mapping[str, Any], task: str) -> None:
     """Raise if a task asks for sampling or beams, also by a temperature alone, as models of lmms-eval read it."""
     sampled = options.get("do_sample")
     asked = {
-        "do_sample": bool(sampled),
+        "do_sample": str(sampled).lower() not in ("none", "false", "0"),
         "temperature": sampled is None and float(options.get("temperature") or 0) > 0,
         "num_beams": int(options.get("num_beams") or 1) > 1,
     }
