@@ -53,9 +53,10 @@ _PRESETS = ("paper", "small", "tiny")
 @click.option(
     "--protocol",
     type=click.Choice(_PROTOCOLS),
-    help="How `efficiency` times: the paper's 500 passes of 256 images, compiled; or 15 of 8 [default: by --preset].",
+    help="Timing for `efficiency`: paper is 500 compiled passes of 256 images, small is 15 passes of 8 "
+    "[default: by --preset].",
 )
-@click.option("--passes", type=click.IntRange(min=1), help="Time so many passes instead, to try `efficiency`.")
+@click.option("--passes", type=click.IntRange(min=1), help="Number of timed passes, to try `efficiency`.")
 @click.option("--head", "heads", multiple=True, metavar="NAME=MODEL", help="A classifier on a backbone, for accuracy.")
 @click.option("--judge", "judges", multiple=True, metavar="MODEL@URL[#VARIABLE]", help="A judge; may be repeated.")
 @click.option("--pairs", type=click.IntRange(min=1), default=50, show_default=True, help="Pairs that judges compare.")

@@ -5,7 +5,7 @@ Only lmms-eval imports this module: `--model elude_steer --model_args atlas=toyl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmms_eval.api.model import lmms
@@ -36,6 +36,8 @@ class SteeredModel(lmms):
         threads: threads on a CPU.
         batch_size: largest number of images that are answered together.
         max_batch_size: of lmms-eval; not used.
+        trust_remote_code: whether code that comes with the model or the matcher may run: True, `true` or `yes`;
+            anything else is a no.
         **settings: those of the edit; unknown ones are refused.
     """
 
@@ -52,18 +54,24 @@ class SteeredModel(lmms):
         threads: int | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
+        trust_remote_code: bool | str = False,
         **settings: Any,
     ) -> None:
         super().__init__()
         merge_settings(settings)  # refuses a wrong one before the model is loaded
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else MAX_BATCH_IMAGES
-        self.steerer = Steerer.load(atlas, model=model, device=device, dtype=dtype, threads=threads)
+        trust_remote_code = str(trust_remote_code).strip().lower() in ("true", "yes")
+        self.steerer = Steerer.load(
+            atlas, model=model, device=device, dtype=dtype, trust_remote_code=trust_remote_code, threads=threads
+        )
         words = {role: [word for word in str(text).split("+") if word] for role, text in (("-", minus), ("+", plus))}
         named = bool(words["-"] or words["+"])
         self.plan = self.steerer.prepare_plan(words["-"], words["+"], settings=settings)[0] if named else None
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """The greedy answer to each request, cut where the task says."""
+        """The greedy answer to each request, cut where the task says; tasks that ask for other decoding are refused."""
+        for request in requests:
+            check_greedy(request.args[1], str(request.args[4]))
         answers: list[str] = []
         tracked = track(requests, "answering", "questions")
         for batch, images in image_batches(self.steerer.vlm, tracked, self._read_image, self.batch_size):
@@ -89,6 +97,22 @@ class SteeredModel(lmms):
         if len(images) != 1 or not isinstance(images[0], Image.Image):
             raise SpecError(f"question {number} of task '{task}' has {len(images)} images; only one can be steered.")
         return images[0].convert("RGB")
+
+
+def check_greedy(options: Mapping[str, Any], task: str) -> None:
+    """Raise if a task asks for sampling or beams, also by a temperature alone, as models of lmms-eval read it."""
+    sampled = options.get("do_sample")
+    asked = {
+        "do_sample": str(sampled).lower() not in ("none", "false", "0"),
+        "temperature": sampled is None and float(options.get("temperature") or 0) > 0,
+        "num_beams": int(options.get("num_beams") or 1) > 1,
+    }
+    for name in asked:
+        if asked[name]:
+            raise SpecError(
+                f"task '{task}' asks for {name}={options[name]}, and edited answers are greedy; add "
+                "--gen_kwargs do_sample=False,temperature=0,num_beams=1."
+            )
 
 
 def cut_answer(text: str, until: str | Sequence[str] | None) -> str:

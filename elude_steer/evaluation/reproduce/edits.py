@@ -6,12 +6,14 @@ Nothing here loads torch, so that missing images are named before a model is loa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from elude_steer.errors import ImageError, SpecError, did_you_mean
+from elude_steer.evaluation.edits.caption_reader import plural
 from elude_steer.evaluation.reproduce.paper import PaperEdit, read_edits
 from elude_steer.recipe_files import load_recipe
 from elude_steer.specs import Recipe, StepSpec
@@ -146,28 +148,34 @@ def _read_source(source: str | Path | None, edits: Sequence[Edit]) -> dict[str, 
 
 
 def judge_caption(step: StepSpec, baseline: str, caption: str) -> dict[str, Any]:
-    """Whether the concepts of a step went and came.
+    """Whether the concepts of a step went and came; a singular and its plural name the same concept.
 
     Returns:
-        `gone`: minus word -> `went`, `stayed`, or `was not named`; `came`: whether one of the new words came, None
+        `gone`: minus word -> `went`, `stayed`, or `was not named`; `came`: whether one of the plus words came, None
         if none was asked for; `kept`: how many other words of the caption before are still there, and of how many.
 
     Example:
-        >>> judge_caption(StepSpec(minus=("dog",)), "a dog on a chair", "a chair")["gone"]
+        >>> judge_caption(StepSpec(minus=("dog",)), "two dogs on a chair", "a chair")["gone"]
         {'dog': 'went'}
     """
     from elude_steer.steering.result import content_words
-    from elude_steer.steering.run_recipe import says
 
     gone = {}
     for word in step.minus:
-        before, after = says(baseline, word), says(caption, word)
+        before, after = _names(baseline, word), _names(caption, word)
         gone[word] = "stayed" if after else "went" if before else "was not named"
-    new = tuple(dict.fromkeys([*step.plus, *(step.expect.new if step.plus else ())]))
-    came = None if not new else any(says(caption, word) and not says(baseline, word) for word in new)
-    others = [word for word in content_words(baseline) if not any(says(word, gone_word) for gone_word in step.minus)]
+    came = None if not step.plus else any(_names(caption, word) and not _names(baseline, word) for word in step.plus)
+    others = [word for word in content_words(baseline) if not any(_names(word, gone_word) for gone_word in step.minus)]
     kept = sum(word in content_words(caption) for word in others)
     return {"gone": gone, "came": came, "kept": [kept, len(others)]}
+
+
+def _names(caption: str, concept: str) -> bool:
+    """Whether a caption has a concept's word as a whole word, in its singular or plural."""
+    from elude_steer.steering.run_recipe import says
+
+    singulars = [word for word in re.findall(r"[\w-]+", caption.lower()) if plural(word) == concept.lower()]
+    return bool(singulars) or says(caption, concept) or says(caption, plural(concept))
 
 
 def count_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

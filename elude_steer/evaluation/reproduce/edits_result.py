@@ -97,8 +97,9 @@ class EditsResult:
             f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>"
             '<p class="soft">Words that are gone are struck through, new ones are green. The maps show where the '
             "sub-units of a word fire; patches that were changed are framed. A concept went if the caption named it "
-            "before and does not now; it came if the caption names it now and did not before. "
-            "Words such as a, on and is do not count as kept. Settings in brackets are "
+            "before and does not now; it came if the caption names it now and did not before. Only the word that "
+            "was asked for counts, singular or plural, and none that means about the same. Words such as "
+            "a, on and is do not count as kept. Settings in brackets are "
             "(alpha, gamma, kappa, nu).</p>"
             f"{show_notes(self.notes)}{scenes}{show_hours(self.hours)}{show_about(self.about)}"
         )

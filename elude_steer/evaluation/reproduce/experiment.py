@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from elude_steer.evaluation.tables.properties import has_properties
 from elude_steer.evaluation.tables.setup import PRESETS, Preset, TableSetup
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
+from elude_steer.utils.fingerprint import make_key
 
 if TYPE_CHECKING:
     from elude_steer.evaluation.tables.efficiency import Protocol
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 NAMES = ("steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge")
 ELUDE = "ELUDe (unique)"
 RAW = "raw units"  # the paper's "backbone only"
+UMAP_SETTING = "clusters.umap_components"  # the paper's row with UMAP before the clustering
 UMAP = "32"  # dimensions; the paper does not say how many
 
 
@@ -77,6 +79,16 @@ class Experiment:
                 raise SpecError(f"there is no token seed {seed} in preset '{self.preset.name}'; there are {known}.")
         return list(self.options.seeds or self.preset.seeds)
 
+    @property
+    def draws(self) -> list[int]:
+        """The token draws that rows are made from."""
+        return self.seeds[:1] if self.uses_one_draw else self.seeds
+
+    @property
+    def uses_one_draw(self) -> bool:
+        """Whether rows are of the first draw alone: runs are compared on it, or passes timed, which are the same."""
+        return self.name in ("stability", "efficiency")
+
     def spec(self, backbone: str) -> AtlasSpec:
         """How the atlas of a backbone is built."""
         return self.options.adapt(load_spec(backbone))
@@ -101,6 +113,23 @@ class Experiment:
             trust_remote_code=options.trust_remote_code,
             log=options.log,
         )
+
+    @cached_property
+    def _folders(self) -> dict[str, str]:
+        """Names of the setups' folders, which say what a setup is; found once, because all images count."""
+        return {backbone: self.setup(backbone).folder.name for backbone in self.backbones}
+
+    def find_key(self, piece: str) -> str:
+        """What the hours of a piece, `backbone: …`, depend on: the setup, and what several rows share."""
+        backbone, _, what = piece.partition(": ")
+        shared: list[object] = []
+        if what == "judges":
+            shared = [self.options.judges, self.options.pairs, self.seeds, self.methods(backbone)]
+        elif what == "collages":
+            shared = [self.collage_method(backbone)]
+        elif self.name == "efficiency":
+            shared = [asdict(self.protocol), self.methods(backbone)]
+        return make_key(self._folders[backbone], shared)
 
     @property
     def shows_parts(self) -> bool:

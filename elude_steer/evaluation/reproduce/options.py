@@ -34,8 +34,8 @@ class ReproduceOptions:
         limit: largest number of images to learn from, spread over all.
         held_out_limit: the same of those to measure on.
         preset: `paper`, or a smaller budget.
-        protocol: how passes are timed for `efficiency`; None for the paper's protocol with its preset, else the small.
-        passes: of these so many are timed, after a fifth as many, instead of the protocol's.
+        protocol: how `efficiency` times passes; None takes the paper's with preset `paper`, else the small one.
+        passes: number of timed passes instead of the protocol's; a fifth as many run before them.
         heads: recipe -> a classifier on the backbone.
         judges: of the images of units, as `MODEL@URL`.
         pairs: comparisons for each pair of methods and draw.

@@ -63,7 +63,7 @@ class PaperTable:
         return next((row for row in self.rows if (row.backbone, row.method) == (backbone, method)), None)
 
     def more_than(self, backbone: str, base: str, method: str, measure: str) -> float | None:
-        """By how many percent a method's value is above that of another; None where the paper has one of them not.
+        """By how many percent a method's value exceeds another's; None if the paper lacks either.
 
         Example:
             >>> read_table("efficiency").more_than("dinov2-base-layer12", "raw units", "transcoder", "ms per batch")
@@ -118,6 +118,18 @@ def read_table(name: str) -> PaperTable:
         for row in found["rows"]
     )
     return PaperTable(name, found["title"], found["columns"], rows)
+
+
+@cache
+def read_properties() -> Mapping[str, Mapping[str, bool]]:
+    """The paper's table of properties: method -> property -> its mark.
+
+    Example:
+        >>> read_properties()["archetypal SAE"]["stable"]
+        True
+    """
+    found = _read("properties")
+    return {row["method"]: dict(zip(found["columns"], row["values"], strict=True)) for row in found["rows"]}
 
 
 @cache

@@ -124,7 +124,7 @@ class Rates:
         return float(images * single + entries * entering + once)
 
     def _measure(self, latents: int, spec: SaeSpec | None) -> tuple[float, float, float]:
-        """Of an image; of its entering the strongest images of all latents, as images do at first; and once."""
+        """Seconds per image, extra seconds when an image enters the strongest ones, and seconds spent once."""
         layer, generator = self.tower.layer, torch.Generator().manual_seed(0)
         atoms = torch.randn(latents, self.d_in if spec is None else self.d_out, generator=generator)
         units = torch.arange(latents) % self.d_out
@@ -218,7 +218,10 @@ def measure_rates(tower: Tower, spec: AtlasSpec, items: Sequence[Any], instances
 
 @torch.inference_mode()
 def _draw_tokens(tower: Tower, items: Sequence[Any], size: int, instances: int) -> torch.Tensor:
-    """As many tokens as the run stores, as far as some images have them: of a few images, parts would be images."""
+    """Tokens to try clustering on, as many as the run stores.
+
+    They are from many images, since clusters of few images would each be one image.
+    """
     generator, found, seconds = torch.Generator().manual_seed(0), list[torch.Tensor](), 0.0
     wanted = min(instances, _POOL)
     each = -(-wanted // min(len(items), _MORE_IMAGES))

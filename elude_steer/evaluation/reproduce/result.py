@@ -12,7 +12,7 @@ from typing import Any
 from elude_steer import __version__
 from elude_steer.evaluation.report import PAGE_STYLE
 from elude_steer.evaluation.reproduce.forecast import format_time
-from elude_steer.evaluation.reproduce.paper import PaperTable
+from elude_steer.evaluation.reproduce.paper import PaperTable, read_properties
 from elude_steer.evaluation.reproduce.tables import Number, ResultRow
 from elude_steer.evaluation.tables.properties import PROPERTIES, PropertyRow
 from elude_steer.evaluation.tables.run import rows_as_json
@@ -29,6 +29,12 @@ figure { margin: 12px 0 24px } figure img { max-width: 100%; height: auto } figc
 .warn { border-left: 4px solid #c77700; padding: 4px 12px; margin: 12px 0 }
 """
 )
+# What stands behind our number; that of the paper is over its token seeds in all tables.
+_SPREADS = {
+    "stability": "± is the deviation over runs on the same tokens, of the stability over pairs of these",
+    "efficiency": "± is the deviation of single passes, and in the paper's numbers that over seeds",
+    "judge": "brackets hold 95 % intervals",
+}
 _TITLES = {"raw units": "backbone only", "as it is": "ELUDe, as it is"}
 
 
@@ -71,7 +77,11 @@ class TableResult:
         }
 
     def _properties_as_json(self) -> dict[str, Any]:
-        return {backbone: rows_as_json(rows) for backbone, rows in self.properties.items()}
+        marks = read_properties()
+        return {
+            backbone: [{**row, "paper": marks.get(row["method"])} for row in rows_as_json(rows)]
+            for backbone, rows in self.properties.items()
+        }
 
     def text(self) -> list[list[str]]:
         """The table as text: a header, then a line for each row."""
@@ -86,7 +96,7 @@ class TableResult:
         """The properties as text: a header, then a line for each method, each answer with its number."""
         lines = [["", "", *PROPERTIES]]
         for backbone, rows in self.properties.items():
-            lines += [[backbone, row.method, *row.answers()] for row in rows]
+            lines += [[backbone, row.method, *_with_marks(row, ", paper ")] for row in rows]
         return lines
 
     def save(self, folder: Path) -> Path:
@@ -117,8 +127,9 @@ class TableResult:
         body = (
             f"<h1>{escape(self.table.title)}</h1>{_lead(self.about)}"
             f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-            '<p class="soft">Each cell: ours with its deviation over seeds; below it the value of the paper, and ours '
-            "minus the paper's. Empty where nothing was measured.</p>"
+            f'<p class="soft">Each cell: ours; below it the value of the paper, and ours minus the paper\'s; '
+            f"{_SPREADS.get(self.table.name, '± is the deviation over token seeds')}. Empty where nothing was measured."
+            "</p>"
             f"{show_notes(self.notes)}{show_properties(self.properties)}{show_collages(self.collages)}"
             f"{show_hours(self.hours)}{show_about(self.about)}"
         )
@@ -128,15 +139,17 @@ class TableResult:
 def _cells(number: Number | None) -> list[str]:
     if number is None:
         return ["", "", ""]
-    ours = _format(number.value, number.deviation)
+    ours = _format(number.value, number.deviation, number.interval)
     difference = "" if number.difference is None else f"{number.difference:+.2f}"
-    return [ours, _format(number.paper, number.paper_deviation), difference]
+    return [ours, _format(number.paper, number.paper_deviation, number.paper_interval), difference]
 
 
-def _format(value: float | None, deviation: float | None = None) -> str:
+def _format(value: float | None, deviation: float | None = None, interval: tuple[float, float] | None = None) -> str:
     if value is None or value != value:
         return ""
     text = f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:,.2f}"
+    if interval is not None:
+        return f"{text} [{interval[0]:.1f}, {interval[1]:.1f}]"
     return text if deviation is None or deviation != deviation else f"{text} ± {deviation:.2f}"
 
 
@@ -152,8 +165,8 @@ def _lead(about: Mapping[str, Any]) -> str:
     """One sentence on what was run, and a warning where that is not what the paper ran."""
     text = (
         f"{about['images']['count']:,} images of {about['images']['name']} to learn from, "
-        f"{about['held out']['count']:,} of {about['held out']['name']} to measure on; token seeds "
-        f"{', '.join(map(str, about['seeds']))}."
+        f"{about['held out']['count']:,} of {about['held out']['name']} to measure on; token seed"
+        f"{'s' * (len(about['seeds']) > 1)} {', '.join(map(str, about['seeds']))}."
     )
     differs = about["differs"]
     warning = f'<p class="warn">Not the paper\'s run: {escape("; ".join(differs))}.</p>' if differs else ""
@@ -173,17 +186,34 @@ def show_properties(properties: Mapping[str, Sequence[PropertyRow]]) -> str:
     for backbone, rows in properties.items():
         lines.append(f'<tr class="backbone"><td colspan="{len(PROPERTIES) + 1}">{escape(backbone)}</td></tr>')
         for row in rows:
-            cells = "".join(f"<td>{escape(answer)}</td>" for answer in row.answers())
+            cells = "".join(f"<td>{answer}</td>" for answer in _with_marks(row, "<small>paper ", "</small>"))
             ours = ' class="ours"' if "ELUDe" in row.method else ""
             lines.append(f"<tr{ours}><td>{escape(row.method)}</td>{cells}</tr>")
     return (
         f'<section id="properties"><h2>Properties, measured</h2><table><thead><tr><th></th>{heads}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
         '<p class="soft">Stable: similarity of two runs on the same tokens. Training-free: trained parameters. '
-        "Explicit: error of what the model loses if one part is taken away, against what that part says it adds. "
+        "Explicit: difference between how the stream changes when one part is removed and what that part writes. "
         "Lossless: error of all parts together, as a share of the layer's largest output. Unsupervised: labels of "
-        "images that were read.</p></section>"
+        f"images that were read.</p><p>{escape(_WHY_MARKS_DIFFER)}</p></section>"
     )
+
+
+# Beside the paper's table, whose marks are judgements of the methods as they are published.
+_WHY_MARKS_DIFFER = (
+    "The paper's marks judge the methods as they are published, and ours can differ: stable here means that the two "
+    "runs are the same (a similarity of 0.999), and explicit is what taking a part away in the model gives, where the "
+    "clusters of activations and of contributions have been made parts by ELUDe's split."
+)
+
+
+def _with_marks(row: PropertyRow, before: str, after: str = "") -> list[str]:
+    """The answers of a method, each with the paper's where it has one."""
+    marks = read_properties().get(row.method)
+    if marks is None:
+        return row.answers()
+    pairs = zip(PROPERTIES, row.answers(), strict=True)
+    return [f"{answer}{before}{'yes' if marks[name] else 'no'}{after}" for name, answer in pairs]
 
 
 def show_collages(collages: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -198,8 +228,8 @@ def show_collages(collages: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             parts.append(f"<figure>{image_tag(unit['image'], text)}<figcaption>{escape(text)}</figcaption></figure>")
     return (
         '<section id="collages"><h2>Units and their parts</h2><p class="soft">The sixteen images that activate a unit '
-        "most, beside the four that activate each of its parts most. Units have different numbers of parts, and are "
-        f"the first with theirs.</p>{''.join(parts)}</section>"
+        "most, beside the four that activate each of its parts most. Units are chosen to have different numbers of "
+        f"parts; each is the first with its number.</p>{''.join(parts)}</section>"
     )
 
 

@@ -47,6 +47,20 @@ def atlas_folder(spec: AtlasSpec, options: ReproduceOptions) -> Path:
     return options.work / f"atlas-{spec.name}-{key}"
 
 
+def find_hours_key(piece: str, edits: Sequence[Edit], images: Mapping[str, Path], options: ReproduceOptions) -> str:
+    """What the hours of a piece depend on: the atlas, and of captions also their edits."""
+    spec = atlas_spec(options) if needs_build(edits, options) else None
+    atlas = None if spec is None else atlas_folder(spec, options).name
+    if piece == "atlas":
+        return make_key(atlas)
+    own = [edit for edit in edits if piece == f"captions of {edit.scene}"]
+    if spec is None:
+        paths = [_row_path(edit, _atlas_of(edit, None, options), images[edit.row], options) for edit in own]
+        return make_key([path.name for path in paths])
+    # Rows are named after the atlas's manifest, which may not be there yet.
+    return make_key(atlas, [_edit_causes(edit, images[edit.row], options) for edit in own])
+
+
 def run_edits(
     edits: Sequence[Edit], images: Mapping[str, Path], options: ReproduceOptions, ledger: Ledger
 ) -> list[Row]:
@@ -145,7 +159,12 @@ def _run_group(
         for row, content in found.items():
             text = json.dumps(content, indent=1)
             write_file(paths[row], lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
-    return [read_json(paths[edit.row], dict) for edit in edits]
+    return [_judge(edit, read_json(paths[edit.row], dict)) for edit in edits]
+
+
+def _judge(edit: Edit, row: Row) -> Row:
+    """A stored row with its verdict, which is not stored, so that the rule of today holds for all rows."""
+    return {**row, "verdict": judge_caption(edit.step, row["baseline"], row["caption"])}
 
 
 def _make_plans(
@@ -173,8 +192,13 @@ def _as_refused(edit: Edit, result: SteeredCaption, cause: str) -> Row:
 def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) -> Path:
     folder = find_atlas(atlas)
     manifest = b"" if folder is None else (folder / "manifest.json").read_bytes()
-    causes = [
-        hashlib.sha256(manifest).hexdigest() if manifest else atlas,
+    causes = [hashlib.sha256(manifest).hexdigest() if manifest else atlas, *_edit_causes(edit, image, options)]
+    return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
+
+
+def _edit_causes(edit: Edit, image: Path, options: ReproduceOptions) -> list[Any]:
+    """Everything but the atlas that an edit depends on."""
+    return [
         hashlib.sha256(image.read_bytes()).hexdigest(),
         asdict(edit.step),
         edit.recipe.prompt,
@@ -182,7 +206,6 @@ def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) ->
         options.backbones.get(ATLAS_RECIPE),
         versions(),
     ]
-    return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
 
 
 def _as_row(edit: Edit, result: SteeredCaption) -> Row:
@@ -196,7 +219,6 @@ def _as_row(edit: Edit, result: SteeredCaption) -> Row:
         "baseline": baseline,
         "caption": result.caption,
         "marked": mark_changes(result),
-        "verdict": judge_caption(edit.step, baseline, result.caption),
         "seen": {word: round(share, 3) for word, share in result.seen.items()},
         "notes": list(result.notes),
         "model": Path(str(result.provenance.get("model"))).name,

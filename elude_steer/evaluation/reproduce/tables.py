@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elude_steer.evaluation.ablate import ablate
 from elude_steer.evaluation.measures.llm_judges import Ranking, read_judge
 from elude_steer.evaluation.report import MS_ROW
-from elude_steer.evaluation.reproduce.experiment import RAW, Experiment, make_order
+from elude_steer.evaluation.reproduce.experiment import RAW, UMAP_SETTING, Experiment, make_order
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.paper import PaperRow, read_table
 from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.evaluation.tables.collages import Collage, make_collages
+from elude_steer.evaluation.tables.measure import PROBE, accuracy_source
 from elude_steer.evaluation.tables.properties import PropertyRow, run_properties
 from elude_steer.evaluation.tables.run import TableRow, mean_and_deviation, run_table, summarize
 from elude_steer.evaluation.tables.stability import run_stability
@@ -37,29 +38,39 @@ class Number:
 
     Attributes:
         value: ours; None if it was not measured.
-        deviation: ours over seeds; None for one seed.
+        deviation: ours over seeds, runs or passes; None for one of them.
+        interval: our 95 % interval; None where there is none.
         paper: the paper's; None where it has none.
         paper_deviation: the paper's over seeds.
+        paper_interval: the paper's 95 % interval.
+        is_comparable: whether ours measures the same as the paper's.
     """
 
     value: float | None
     deviation: float | None = None
+    interval: tuple[float, float] | None = None
     paper: float | None = None
     paper_deviation: float | None = None
+    paper_interval: tuple[float, float] | None = None
+    is_comparable: bool = True
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.value is None or self.paper is None else self.value - self.paper
+        """Ours minus the paper's; None where they measure different things."""
+        if self.value is None or self.paper is None or not self.is_comparable:
+            return None
+        return self.value - self.paper
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values."""
+        intervals = {"interval": self.interval, "paper interval": self.paper_interval}
         return {
             "value": self.value,
             "deviation": self.deviation,
             "paper": self.paper,
             "paper deviation": self.paper_deviation,
             "difference": self.difference,
+            **{name: list(interval) for name, interval in intervals.items() if interval is not None},
         }
 
 
@@ -70,7 +81,7 @@ class ResultRow:
     Attributes:
         backbone: the recipe.
         method: the row.
-        seeds: the draws, or runs, that it is a mean of.
+        seeds: the draws of tokens that it is made from.
         numbers: by measure.
     """
 
@@ -85,7 +96,7 @@ class ResultRow:
         return {"backbone": self.backbone, "method": self.method, "seeds": list(self.seeds), "numbers": numbers}
 
 
-Values = Mapping[str, tuple[float, float | None]]
+Measured = dict[str, dict[str, Number]]  # method -> measure -> ours
 
 
 def run_experiment(experiment: Experiment, ledger: Ledger, confirm: Confirm = lambda count: None) -> list[ResultRow]:
@@ -106,36 +117,43 @@ def run_experiment(experiment: Experiment, ledger: Ledger, confirm: Confirm = la
     return rows
 
 
-def _join(experiment: Experiment, backbone: str, method: str, values: Values, paper: PaperRow | None) -> ResultRow:
+def _join(
+    experiment: Experiment, backbone: str, method: str, values: Mapping[str, Number], paper: PaperRow | None
+) -> ResultRow:
     numbers, sizes = {}, read_table("configurations").find(backbone, method)
-    theirs: tuple[float | None, float | None]
     for measure in experiment.table.columns:
-        value, deviation = values.get(measure, (None, None))
-        theirs = (None, None) if paper is None else paper.values.get(measure, (None, None))
-        numbers[measure] = Number(value, deviation, *theirs)
-    for measure in values:  # such as the expansion, which stands in a table of its own
-        theirs = (None, None) if sizes is None else sizes.values.get(measure, (None, None))
+        numbers[measure] = _set_beside(values.get(measure, Number(None)), measure, paper)
+    for measure, number in values.items():  # such as the expansion, which stands in a table of its own
+        beside = _set_beside(number, measure, sizes)
         if measure in RATIOS:  # which the paper's table leaves to the reader
-            theirs = (experiment.table.more_than(backbone, RAW, method, RATIOS[measure]), None)
-        numbers.setdefault(measure, Number(*values[measure], *theirs))
-    return ResultRow(backbone, method, experiment.seeds, numbers)
+            beside = replace(number, paper=experiment.table.more_than(backbone, RAW, method, RATIOS[measure]))
+        numbers.setdefault(measure, beside)
+    if "accuracy" in numbers and accuracy_source(experiment.setup(backbone)) == PROBE:
+        numbers["accuracy"] = replace(numbers["accuracy"], is_comparable=False)
+    return ResultRow(backbone, method, experiment.draws, numbers)
 
 
-def _run_measures(
-    experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm
-) -> dict[str, dict[str, tuple[float, float | None]]]:
+def _set_beside(number: Number, measure: str, paper: PaperRow | None) -> Number:
+    """Our number with the paper's."""
+    if paper is None:
+        return number
+    value, deviation = paper.values.get(measure, (None, None))
+    return replace(number, paper=value, paper_deviation=deviation, paper_interval=paper.intervals.get(measure))
+
+
+def _run_measures(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> Measured:
     """Rows of interpretability and generalization."""
     setup, rows = experiment.setup(backbone), list[TableRow]()
     methods = experiment.methods(backbone)
     for method in make_order(methods):
-        for seed in experiment.seeds:
+        for seed in experiment.draws:
             with ledger.count(f"{backbone}: {method}, seed {seed}"):
                 rows += run_table(setup, [method], [seed])
-    found: dict[str, dict[str, tuple[float, float | None]]] = {}
-    several = len(experiment.seeds) > 1
+    found: Measured = {}
+    several = len(experiment.draws) > 1
     for method, measures in summarize(rows).items():
         found[method] = {
-            name: (scale * measures[name][0], scale * measures[name][1] if several else None)
+            name: Number(scale * measures[name][0], scale * measures[name][1] if several else None)
             for name, scale in MEASURES.items()
             if name in measures
         }
@@ -143,7 +161,7 @@ def _run_measures(
         rates = _ask_judges(experiment, backbone, methods, ledger, confirm).rates
         order = sorted(rates, key=lambda name: -rates[name])
         for method in rates:
-            found[method]["LLM rank"] = (order.index(method) + 1.0, None)
+            found[method]["LLM rank"] = Number(order.index(method) + 1.0)
     return found
 
 
@@ -182,12 +200,13 @@ def _as_json(collage: Collage, method: str) -> dict[str, Any]:
     return {"unit": collage.unit, "parts": collage.parts, "method": method, "image": data_uri(image, quick=True)}
 
 
-def _run_judges(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
+def _run_judges(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> Measured:
     ranking = _ask_judges(experiment, backbone, experiment.methods(backbone), ledger, confirm)
-    return {
-        method: {"win rate": (PERCENT * rate, PERCENT * (ranking.intervals[method][1] - ranking.intervals[method][0]))}
-        for method, rate in ranking.rates.items()
-    }
+    found: Measured = {}
+    for method, rate in ranking.rates.items():
+        low, high = ranking.intervals[method]
+        found[method] = {"win rate": Number(PERCENT * rate, interval=(PERCENT * low, PERCENT * high))}
+    return found
 
 
 def _ask_judges(
@@ -198,64 +217,59 @@ def _ask_judges(
     setup, options = experiment.setup(backbone), experiment.options
     with ledger.count(f"{backbone}: judges"):
         judges = [read_judge(text) for text in options.judges]
-        return judge_methods(setup, judges, methods, experiment.seeds, count=options.pairs, confirm=confirm)
+        return judge_methods(setup, judges, methods, experiment.draws, count=options.pairs, confirm=confirm)
 
 
-def _run_stability(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
-    setup, found = experiment.setup(backbone), dict[str, Any]()
-    seed = experiment.seeds[0]
+def _run_stability(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> Measured:
+    setup, found = experiment.setup(backbone), Measured()
+    (seed,) = experiment.draws
     for method in make_order(experiment.methods(backbone)):
         with ledger.count(f"{backbone}: {method}, runs on seed {seed}"):
             (row,) = run_stability(setup, [method], seed=seed)
         found[method] = {
-            "stability": (PERCENT * row.runs, PERCENT * row.runs_std),
-            "effective rank": (row.effective_rank, row.effective_rank_std),
-            "collinearity": (PERCENT * row.collinearity, PERCENT * row.collinearity_std),
+            "stability": Number(PERCENT * row.runs, PERCENT * row.runs_std),
+            "effective rank": Number(row.effective_rank, row.effective_rank_std),
+            "collinearity": Number(PERCENT * row.collinearity, PERCENT * row.collinearity_std),
         }
     return found
 
 
-def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
+def _run_efficiency(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> Measured:
     from elude_steer.evaluation.tables.efficiency import BARE, run_efficiency
 
     setup, protocol = experiment.setup(backbone), experiment.protocol
     methods = [name for name in make_order(experiment.methods(backbone)) if name != RAW]
-    measured: dict[str, list[Any]] = {}
-    for seed in experiment.seeds[:1]:  # what a pass costs does not depend on the draw of tokens
-        with ledger.count(f"{backbone}: passes, seed {seed}"):
-            for row in run_efficiency(setup, methods, protocol=protocol, seed=seed):
-                measured.setdefault(RAW if row.method == BARE else row.method, []).append(row)
-    found: dict[str, Any] = {}
-    for method, rows in measured.items():
-        columns = {"input dim": "input_dim", "ms per batch": "milliseconds", "peak MB": "megabytes"}
-        found[method] = {}
-        for measure, name in columns.items():
-            values = [getattr(row, name) for row in rows if getattr(row, name)]
-            if values:
-                mean, deviation = mean_and_deviation(values)
-                found[method][measure] = (mean, deviation if len(values) > 1 and measure != "input dim" else None)
-        ratios = {"slower, %": [row.slower for row in rows], "more memory, %": [row.larger for row in rows]}
-        for measure, shares in ratios.items():
-            known = [share for share in shares if share is not None]
-            if known:
-                found[method][measure] = (PERCENT * mean_and_deviation(known)[0], None)
+    (seed,) = experiment.draws  # what a pass costs does not depend on the draw of tokens
+    with ledger.count(f"{backbone}: passes, seed {seed}"):
+        rows = run_efficiency(setup, methods, protocol=protocol, seed=seed)
+    found: Measured = {}
+    for row in rows:
+        numbers = {
+            "input dim": Number(row.input_dim or None),
+            "ms per batch": Number(row.milliseconds, row.deviation),
+            "peak MB": Number(row.megabytes or None),
+            "slower, %": Number(PERCENT * row.slower),
+            "more memory, %": Number(None if row.larger is None else PERCENT * row.larger),
+        }
+        known = {measure: number for measure, number in numbers.items() if number.value is not None}
+        found[RAW if row.method == BARE else row.method] = known
     return found
 
 
-def _run_ablations(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> dict[str, Any]:
+def _run_ablations(experiment: Experiment, backbone: str, ledger: Ledger, confirm: Confirm) -> Measured:
     options, spec = experiment.options, experiment.spec(backbone)
     path = options.work / f"{spec.name}.yaml"
     text = dump_document(spec)
     write_file(path, lambda file: file.write(text.encode()))
     images = options.limited(options.images, spec, options.limit)
     held_out = options.limited(options.measured_on, spec, options.held_out_limit)
-    found: dict[str, Any] = {}
+    found: Measured = {}
     for row, setting, value in experiment.variations(backbone):
-        if setting == "clusters.umap_components" and not optional.is_installed("umap"):
+        if setting == UMAP_SETTING and not optional.is_installed("umap"):
             options.log(f"{row} is left out: it needs `pip install 'elude-steer[umap]'`")
             continue
         scores = []
-        for seed in experiment.seeds:
+        for seed in experiment.draws:
             changes = ("labels.scorer=null", f"tokens.seed={seed}", *([f"{setting}={value}"] if setting else []))
             with ledger.count(f"{backbone}: {row}, seed {seed}"):
                 (measured,) = ablate(
@@ -279,12 +293,12 @@ def _run_ablations(experiment: Experiment, backbone: str, ledger: Ledger, confir
     return found
 
 
-def _over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
+def _over_seeds(values: Sequence[float]) -> Number:
     mean, deviation = mean_and_deviation(values)
-    return mean, deviation if len(values) > 1 else None
+    return Number(mean, deviation if len(values) > 1 else None)
 
 
-_RUNNERS: Mapping[str, Callable[[Experiment, str, Ledger, Confirm], Any]] = {
+_RUNNERS: Mapping[str, Callable[[Experiment, str, Ledger, Confirm], Measured]] = {
     "interpretability": _run_measures,
     "generalization": _run_measures,
     "ablations": _run_ablations,

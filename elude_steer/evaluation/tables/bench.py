@@ -158,8 +158,7 @@ class Bench:
     @property
     def base_rule(self) -> str:
         """The rule of the atlas that sets the number of parts and latents of other methods."""
-        rules = [METHODS[name].variant for name in self.setup.preset.methods if METHODS[name].kind == "atlas"]
-        return rules[0] if rules else "gap"
+        return self.setup.preset.base_rule
 
     def atlas(self, rule: str, seed: int, run: int = 0) -> Atlas:
         """The atlas of a rule; further runs cluster and split anew from the same tokens."""

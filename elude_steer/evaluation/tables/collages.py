@@ -23,12 +23,12 @@ _UNIT_COLOUR, _PART_COLOUR, _TEXT = "#ffb000", "#dc267f", "#222222"
 
 @dataclass(frozen=True, eq=False)
 class Collage:
-    """The picture of a unit beside its parts.
+    """An image of a unit beside its parts.
 
     Attributes:
         unit: number of the unit.
         parts: how many parts it has.
-        image: the picture.
+        image: the image.
     """
 
     unit: int
@@ -45,14 +45,14 @@ def draw_collages(
     units: Sequence[int] | None = None,
     count: int = 7,
 ) -> list[Path]:
-    """Write a picture of some units and their parts, `unit-31.png` and so on; returns their paths.
+    """Write an image of each unit and its parts, `unit-31.png` and so on; returns their paths.
 
     Args:
         setup: the backbone and the images; those to measure on are shown.
         out: the folder to write to.
         method: whose parts are shown: an atlas or another split of units.
         seed: the draw of tokens, by default the first.
-        units: numbers of units; by default, for each number of parts from one on, the first unit that has so many.
+        units: numbers of units; by default, the first unit with one part, with two parts, and so on.
         count: how many units by default.
     """
     require_parts(method)
@@ -80,8 +80,8 @@ def make_collages(
         seed: the draw of tokens, by default the first.
         units: numbers of units; by default, units with different numbers of parts.
         count: how many units by default.
-        most: the largest number of parts of units by default, whose numbers of parts are then spread from two to it;
-            None for the smallest numbers of parts.
+        most: the largest number of parts of a shown unit; numbers are then spread from two to `most`. None takes the
+            smallest numbers.
     """
     chosen, bench = require_parts(method), Bench(setup)
     number = setup.find_seeds(None if seed is None else [seed])[0]
@@ -110,7 +110,7 @@ def require_parts(name: str) -> Method:
     """The method of this name; raises for one whose latents are no parts of units."""
     (method,) = find_methods([name])
     if not method.splits_units:
-        raise SpecError(f"the latents of '{name}' are no parts of units; a collage shows ELUDe or another split.")
+        raise SpecError(f"the latents of '{name}' are not parts of units; choose ELUDe or another split.")
     return method
 
 

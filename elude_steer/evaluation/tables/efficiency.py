@@ -75,7 +75,8 @@ class EfficiencyRow:
         input_dim: width of what the method reads; 0 for the bare backbone.
         milliseconds: of a pass.
         deviation: of single passes.
-        megabytes: peak memory of tensors in a pass; on a CPU of the model's and of those that the pass allocates.
+        megabytes: peak memory of tensors in a pass; on a CPU of the model's and of those that the pass allocates. None
+            in results of earlier versions, which measured the whole process.
         slower: extra time as a share of the bare backbone's.
         larger: extra memory as a share of the bare backbone's.
     """
@@ -85,9 +86,9 @@ class EfficiencyRow:
     input_dim: int
     milliseconds: float
     deviation: float
-    megabytes: float
+    megabytes: float | None
     slower: float
-    larger: float
+    larger: float | None
 
 
 class BehindLayer(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from elude_steer.evaluation.measures.geometry import collinearity, effective_ran
 from elude_steer.evaluation.measures.monosemanticity import Peaks, mean_percent
 from elude_steer.evaluation.result_files import load_or_make
 from elude_steer.evaluation.tables.bench import Bench
-from elude_steer.evaluation.tables.setup import class_of
+from elude_steer.evaluation.tables.setup import TableSetup, class_of
 from elude_steer.models.images import Item
-from elude_steer.utils.files import read_tensors, write_tensors
+from elude_steer.utils.files import read_json, read_tensors, write_tensors
 
 KEPT = 16  # images that are found for each latent
+PROBE = "linear probe"
 
 
 @torch.inference_mode()
@@ -80,11 +82,30 @@ def baseline_accuracy(bench: Bench) -> float | None:
     def compute() -> dict[str, Any]:
         if bench.head is not None:
             items = bench.held_out.items
-            return {"accuracy": bench.head.accuracy(items, head_classes(bench, items))}
+            share = bench.head.accuracy(items, head_classes(bench, items))
+            return {"accuracy": share, "classifier": _name_head(bench.setup)}
         pairs = [(item, stream.mean(0).cpu()) for item, _, stream in bench.held_out.activations()]
-        return {"accuracy": _probe_accuracy(bench, [item for item, _ in pairs], [mean for _, mean in pairs])}
+        share = _probe_accuracy(bench, [item for item, _ in pairs], [mean for _, mean in pairs])
+        return {"accuracy": share, "classifier": PROBE}
 
-    return float(load_or_make(bench.folder / "baseline.json", compute)["accuracy"])
+    return float(load_or_make(_baseline_path(bench.setup), compute)["accuracy"])
+
+
+def _baseline_path(setup: TableSetup) -> Path:
+    return setup.folder / "baseline.json"
+
+
+def _name_head(setup: TableSetup) -> str:
+    return "timm head" if setup.head is None else "head"
+
+
+def accuracy_source(setup: TableSetup) -> str | None:
+    """What tells the classes for the accuracy: `head`, `timm head` or `linear probe`; None if nothing did so far.
+
+    Loads no model.
+    """
+    path = _baseline_path(setup)
+    return read_json(path, dict).get("classifier") if path.exists() else None
 
 
 def _probe_accuracy(bench: Bench, items: Sequence[Item], means: Sequence[torch.Tensor]) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elude_steer.errors import SpecError
 from elude_steer.evaluation.baselines.dictionary import Dictionary, linear_outputs
 from elude_steer.evaluation.compare.methods import Method
 from elude_steer.evaluation.evaluate import read_batches
@@ -55,8 +56,9 @@ class PropertyRow:
         """The five answers in the order of `PROPERTIES`, each with the number that it rests on."""
         e = self.evidence
         similarity = e["similarity of runs"]
+        only = self.stable and similarity != similarity  # of units, which nothing can make otherwise
         return [
-            f"{_yes(self.stable)} ({'one result' if similarity != similarity else f'{similarity:.3f}'})",
+            f"{_yes(self.stable)} ({'one result' if only else f'{similarity:.3f}'})",
             f"{_yes(self.training_free)} ({e['trained parameters']:,.0f} parameters)",
             f"{_yes(self.explicit)} ({e['error of taking one part away']:.0e})",
             f"{_yes(self.lossless)} ({e['error of the output']:.0e})",
@@ -77,11 +79,13 @@ def run_properties(
     their clusters become parts by ELUDe's split, which is why they are found to be explicit and lossless.
 
     Args:
-        setup: the backbone, the images and the budget; its runs decide on stability, and should be two at least.
+        setup: the backbone, the images and the budget, of two runs at least.
         methods: names of the methods.
         seed: the draw of tokens that methods are made from, by default the first.
-        runs: how many runs decide on stability, by default all of the preset.
+        runs: how many runs decide on stability, two at least; by default all of the preset.
     """
+    if min(setup.preset.runs, setup.preset.runs if runs is None else runs) < 2:
+        raise SpecError("one run does not show whether a method is stable; give 2 runs or more, or leave `runs` out.")
     names = [name for name in setup.default_methods() if name != "raw units"] if methods is None else list(methods)
     stable = {row.method: row.runs for row in run_stability(setup, names, seed=seed, runs=runs)}
     bench, rows = Bench(setup), []
@@ -89,7 +93,7 @@ def run_properties(
     for method in setup.find_methods(names):
         found = load_or_make(_path(setup, method, draw), lambda method=method: _measure(bench, method, draw))  # type: ignore[misc]
         evidence = {name: value for name, value in found.items() if name != "seconds"}
-        rows.append(_judge(method.name, {"similarity of runs": stable[method.name], **evidence}))
+        rows.append(_judge(method, {"similarity of runs": stable[method.name], **evidence}))
     return rows
 
 
@@ -103,11 +107,10 @@ def _path(setup: TableSetup, method: Method, seed: int) -> Path:
     return setup.folder / "properties" / f"{method.number:02d}-{seed}.json"
 
 
-def _judge(name: str, evidence: dict[str, float]) -> PropertyRow:
-    similarity = evidence["similarity of runs"]
+def _judge(method: Method, evidence: dict[str, float]) -> PropertyRow:
     return PropertyRow(
-        name,
-        stable=similarity != similarity or similarity >= STABLE,  # NaN: a method with one possible result
+        method.name,
+        stable=method.kind == "units" or evidence["similarity of runs"] >= STABLE,  # units have one possible result
         training_free=evidence["trained parameters"] == 0,
         explicit=evidence["error of taking one part away"] <= CHANGES,
         lossless=evidence["error of the output"] <= EXACT,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.tables.efficiency import EfficiencyRow
@@ -16,6 +16,7 @@ from elude_steer.evaluation.tables.setup import TableSetup
 from elude_steer.evaluation.tables.stability import StabilityRow
 from elude_steer.utils.files import check_folder, write_file
 
+_Row = TypeVar("_Row", TableRow, StabilityRow, PropertyRow, EfficiencyRow)
 # Name of a measure, the head of its column, by what it is multiplied, and its digits.
 _COLUMNS = (
     ("latents", "latents", 1, 0),
@@ -68,11 +69,14 @@ def _number_of_method(row: PropertyRow) -> int:
 
 
 def efficiency_lines(rows: Sequence[EfficiencyRow]) -> list[str]:
-    """A Markdown table of times and memory."""
-    heads = ["method", "input width", "ms a batch", "deviation", "more time (%)", "peak MB", "more memory (%)"]
+    """A Markdown table of times, and of memory where it is known."""
+    known = any(row.megabytes is not None for row in rows)
+    heads = ["method", "input width", "ms a batch", "deviation", "more time (%)"]
+    heads += ["peak MB", "more memory (%)"] if known else []
     lines = [_line(heads), "|---" * len(heads) + "|"]
     for row in rows:
-        memory = [f"{row.megabytes:.0f}", f"{100 * row.larger:.1f}"]
+        memory = ["" if row.megabytes is None else f"{row.megabytes:.0f}"] if known else []
+        memory += ["" if row.larger is None else f"{100 * row.larger:.1f}"] if known else []
         width = str(row.input_dim) if row.input_dim else ""
         times = [f"{row.milliseconds:.1f}", f"{row.deviation:.1f}", f"{100 * row.slower:.1f}"]
         lines.append(_line([row.method, width, *times, *memory]))
@@ -103,23 +107,9 @@ def write_tables(
         about: lines that say more about the setup.
     """
     folder, preset = check_folder(out), setup.preset
-    sizes = f"{setup.image_set.length:,} images to learn from, {setup.held_out_set.length:,} to measure on"
-    seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in rows}))
-    lines = [f"# {setup.name}: ELUDe and the other methods", ""]
-    lines += [
-        f"Layer `{setup.spec.model.layer}`; {sizes}; budget `{preset.name}`; draws of tokens {seeds}.",
-        *about,
-        "",
-    ]
-    lines += [*table_lines(rows), ""]
-    for title, part in (
-        ("Stability", stability_lines(stability) if stability else []),
-        ("Properties, measured", property_lines(properties) if properties else []),
-        ("Efficiency", efficiency_lines(efficiency) if efficiency else []),
-    ):
-        lines += [f"## {title}", "", *part, ""] if part else []
     parts = {"rows": rows, "stability": stability, "properties": properties, "efficiency": efficiency}
     content = {
+        "backbone": setup.name,
         "layer": setup.spec.model.layer,
         "images": setup.image_set.length,
         "held out": setup.held_out_set.length,
@@ -129,8 +119,54 @@ def write_tables(
         **{kind: rows_as_json(list(found)) for kind, found in parts.items() if found},
     }
     write_file(folder / f"{name}.json", lambda file: file.write(json.dumps(content, indent=1).encode()))
-    write_file(folder / f"{name}.md", lambda file: file.write("\n".join(lines).encode()))
+    text = "\n".join(page_lines(content, about=about))
+    write_file(folder / f"{name}.md", lambda file: file.write(text.encode()))
     return folder / f"{name}.md"
+
+
+def page_lines(content: Mapping[str, Any], *, about: Sequence[str] = ()) -> list[str]:
+    """The page of stored tables, from what `tables.json` holds.
+
+    Args:
+        content: of the JSON file.
+        about: lines that say more about the setup.
+    """
+    rows = read_rows(TableRow, content["rows"])
+    stability = read_rows(StabilityRow, content.get("stability", ()))
+    properties = read_rows(PropertyRow, content.get("properties", ()))
+    efficiency = read_rows(EfficiencyRow, content.get("efficiency", ()))
+    sizes = f"{content['images']:,} images to learn from, {content['held out']:,} to measure on"
+    seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in rows}))
+    lines = [
+        f"# {content['backbone']}: ELUDe and the other methods",
+        "",
+        f"Layer `{content['layer']}`; {sizes}; budget `{content['preset']['name']}`; draws of tokens {seeds}.",
+        *about,
+        "",
+        *table_lines(rows),
+        "",
+    ]
+    for title, part in (
+        ("Stability", stability_lines(stability) if stability else []),
+        ("Properties, measured", property_lines(properties) if properties else []),
+        ("Efficiency", efficiency_lines(efficiency) if efficiency else []),
+    ):
+        lines += [f"## {title}", "", *part, ""] if part else []
+    return lines
+
+
+def read_rows(kind: type[_Row], stored: Sequence[Mapping[str, Any]]) -> list[_Row]:
+    """Rows from plain values, as `rows_as_json` gives them: None is NaN where a row always has a number."""
+    may_lack = {one.name for one in fields(kind) if "None" in str(one.type)}
+
+    def restore(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: restore(part) for name, part in value.items()}
+        return float("nan") if value is None else value
+
+    return [
+        kind(**{name: value if name in may_lack else restore(value) for name, value in row.items()}) for row in stored
+    ]
 
 
 def _line(cells: Sequence[Any]) -> str:

@@ -64,6 +64,12 @@ class Preset:
     runs: int = 3
     methods: tuple[str, ...] = _ALL
 
+    @property
+    def base_rule(self) -> str:
+        """The rule of the atlas that sets the number of parts and latents of other methods."""
+        rules = [METHODS[name].variant for name in self.methods if METHODS[name].kind == "atlas"]
+        return rules[0] if rules else "gap"
+
     def sae_spec(self, kind: Any, latents: int, run: int = 0) -> SaeSpec:
         """The settings of an autoencoder before trials choose some of them."""
         from elude_steer.evaluation.baselines.sae import SaeSpec
@@ -195,7 +201,8 @@ class TableSetup:
             asdict(self.spec.clusters),
             self.image_set.fingerprint,
             self.held_out_set.fingerprint,
-            {**asdict(self.preset), "methods": None},
+            {**asdict(self.preset), "methods": None},  # of which only the base rule changes what the others are
+            self.preset.base_rule,
             self.head,
             None if self.classes is None else sorted(self.classes.items()),
             versions(),

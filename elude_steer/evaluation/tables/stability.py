@@ -55,7 +55,7 @@ def run_stability(
         setup: the backbone, the images and the budget.
         methods: names of the methods, by default those of the preset.
         seed: the draw of tokens that all runs learn from, by default the first.
-        runs: how many runs are compared, by default those of the preset, and at most so many.
+        runs: number of runs compared, at most the preset's, which is the default.
     """
     bench, rows = Bench(setup), []
     seed = setup.find_seeds(None if seed is None else [seed])[0]

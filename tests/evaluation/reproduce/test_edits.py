@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +103,56 @@ def test_a_file_of_paths_that_cannot_be_read_is_refused_in_one_short_line(text, 
     with pytest.raises(SpecError, match=r"neither a folder of images nor|is no row or scene|write the path") as refused:
         find_images(list_edits(), file)
     assert len(str(refused.value)) < 400 and "delete it" not in str(refused.value), "it is the user's own file"
+
+
+PAPER_VERDICTS = {
+    "dog-1": ({"dog": "went"}, None),
+    "dog-2": ({"dog": "went"}, False),  # "rider" is not the word that was asked for
+    "train-1": ({"train": "went"}, None),
+    "train-2": ({"train": "went"}, True),
+    "train-3": ({"graffiti": "went"}, True),
+    "teddy-1": ({"chair": "went"}, True),
+    "teddy-2": ({"teddy": "went"}, False),  # "dog-shaped"
+    "teddy-3": ({"teddy": "went"}, None),
+    "frisbee-1": ({"frisbee": "went"}, True),
+    "frisbee-2": ({"frisbee": "went", "ball": "was not named"}, True),
+    "frisbee-3": ({"indoor": "was not named"}, True),
+    "cats-1": ({"cat": "went"}, True),
+    "cats-2": ({"cat": "stayed"}, False),  # "red panda"
+    "cats-3": ({"cat": "went", "blanket": "went"}, None),
+}
+
+
+def test_the_papers_captions_are_judged_as_one_reads_them():
+    found = {}
+    for edit in list_edits():
+        verdict = judge_caption(edit.step, edit.paper.baseline, edit.paper.caption)
+        found[edit.row] = (verdict["gone"], verdict["came"])
+    assert found == PAPER_VERDICTS
+
+
+@pytest.mark.parametrize(
+    ("minus", "baseline", "caption", "state"),
+    [
+        ("cat", "Two cats sleep.", "a sofa", "went"),
+        ("cats", "A cat sleeps.", "a sofa", "went"),
+        ("cat", "A cat sleeps.", "Two Cats sleep", "stayed"),
+        ("person", "people on a street", "a street", "went"),
+        ("traffic light", "traffic lights", "a street", "went"),
+        ("cat", "a cattle-grid and a cat-like dog", "a street", "was not named"),
+    ],
+)
+def test_singular_and_plural_name_the_same(minus, baseline, caption, state):
+    assert judge_caption(StepSpec(minus=(minus,)), baseline, caption)["gone"] == {minus: state}
+    came = judge_caption(StepSpec(plus=(minus,)), caption, baseline)["came"]
+    assert came is (state == "went"), "what goes in one direction comes in the other"
+
+
+def test_the_shipped_result_is_judged_by_the_rule_of_today():
+    path = Path(__file__).parents[3] / "demos" / "results" / "reproduce-photographs.json"
+    rows = {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    edits = list_edits(PHOTOS)
+    assert rows.keys() == {edit.row for edit in edits}
+    for edit in edits:
+        row = rows[edit.row]
+        assert judge_caption(edit.step, row["baseline"], row["caption"]) == row["verdict"], edit.row

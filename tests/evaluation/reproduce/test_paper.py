@@ -2,7 +2,8 @@ import pytest
 
 from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
-from elude_steer.evaluation.reproduce.paper import TABLES, read_edits, read_table
+from elude_steer.evaluation.reproduce.paper import TABLES, read_edits, read_properties, read_table
+from elude_steer.evaluation.tables.properties import PROPERTIES
 from elude_steer.recipe_files import load_recipe, load_spec
 
 
@@ -46,6 +47,15 @@ def test_every_backbone_has_a_recipe_and_every_row_a_method():
             assert name == "ablations" or row.method in METHODS
     expected = {"interpretability": 20, "generalization": 48, "ablations": 10, "stability": 9, "efficiency": 10}
     assert sizes == {**expected, "judge": 20, "configurations": 10}
+
+
+def test_the_papers_properties():
+    found = read_properties()
+    assert len(found) == 8 and found.keys() <= METHODS.keys()
+    assert all(tuple(marks) == PROPERTIES for marks in found.values())
+    assert [name for name, marks in found.items() if all(marks.values())] == ["ELUDe (unique)"]
+    assert found["archetypal SAE"]["stable"] and not found["topk SAE"]["stable"]
+    assert not found["DPCiCNN (supervised)"]["unsupervised"]
 
 
 def test_win_rates_lie_in_their_intervals():

@@ -1,17 +1,27 @@
 """Every `reproduce` end to end: random checkpoints of the real classes, 24 images."""
 
+import ast
+import base64
 import json
 import re
 from functools import partial
+from io import BytesIO
+from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image, ImageStat
 
 from elude_steer.atlas.build import unit_clusters
 from elude_steer.atlas.build.unit_clusters import cluster_unit
+from elude_steer.evaluation.measures.llm_judges import make_grid
 from elude_steer.evaluation.reproduce.experiment import NAMES
 from elude_steer.evaluation.reproduce.run import forecast, reproduce
+from elude_steer.evaluation.tables import judging
 from elude_steer.utils import optional
+from tests.evaluation.reproduce.conftest import SMALL
 from tests.helpers.judge_server import Server, answer
+from tests.models.test_vision_backbones import SIGLIP2_NAMES, SIGLIP2_PREPROCESSOR, save, siglip2_config
 
 slow = pytest.mark.slow
 ROWS = ("raw units", "ELUDe (unique)", "topk SAE")
@@ -80,6 +90,19 @@ def test_interrupting_five_times_and_going_on_gives_the_same_page(world, tmp_pat
     assert "another checkpoint for dinov2-base-layer12" in pages[0] and "LLM rank needs judges" in pages[0]
 
 
+def test_two_budgets_share_a_folder_and_not_their_hours(world, tmp_path):
+    rows, work = ("raw units", "ELUDe (unique)"), tmp_path / "work"
+    first = reproduce("interpretability", world.options(work, rows=rows))
+    fewer = world.options(work, rows=rows[:1], changes=("tokens.per_image=4", *SMALL[1:]))
+    expected, second = forecast("interpretability", fewer), reproduce("interpretability", fewer)
+    piece = "dinov2-base-layer12: raw units, seed 42"
+    assert set(second.hours["pieces"]) == {piece} == set(expected.pieces), "neither the rows of the other run"
+    hours = [result.hours["pieces"][piece] for result in (first, second)]
+    assert hours[0] != hours[1] and hours[1]["measured"] > 0, "nor its hours"
+    again = reproduce("interpretability", world.options(work, rows=rows))
+    assert again.hours == first.hours
+
+
 def test_the_page_shows_properties_and_collages(world, tmp_path):
     result = reproduce("interpretability", world.options(tmp_path / "work", rows=ROWS))
     rows = {row.method: row for row in result.properties["dinov2-base-layer12"]}
@@ -88,7 +111,7 @@ def test_the_page_shows_properties_and_collages(world, tmp_path):
     assert elude.stable and elude.training_free and elude.explicit and elude.lossless and elude.unsupervised
     assert not (other.stable or other.training_free or other.lossless)
     page = result.save(tmp_path / "out").read_text()
-    assert all(f"<td>{answer}</td>" in page for answer in elude.answers())
+    assert all(f"<td>{answer}<small>paper yes</small></td>" in page for answer in elude.answers())
     units = result.collages["dinov2-base-layer12"]
     assert units and all(1 < unit["parts"] <= 12 for unit in units)
     assert len({unit["parts"] for unit in units}) == len(units), "units with different numbers of parts"
@@ -96,13 +119,20 @@ def test_the_page_shows_properties_and_collages(world, tmp_path):
     assert f"unit {units[0]['unit']} and its {units[0]['parts']} parts, ELUDe (unique)" in page
     found = json.loads((tmp_path / "out" / "interpretability.json").read_text())
     assert found["properties"]["dinov2-base-layer12"][1]["lossless"] is True and "collages" not in found
-    assert "yes (0 parameters)" in (tmp_path / "out" / "interpretability.txt").read_text()
+    assert found["properties"]["dinov2-base-layer12"][0]["paper"]["lossless"] is False, "topk SAE"
+    text = (tmp_path / "out" / "interpretability.txt").read_text()
+    assert "yes (0 parameters), paper yes" in text and "judge the methods as they are published" in page
 
 
 def test_units_alone_have_neither_properties_nor_collages(world, tmp_path):
     result = reproduce("interpretability", world.options(tmp_path / "work", rows=("raw units",)))
     assert not result.properties and not result.collages
-    assert "Properties, measured" not in result.page() and "<img" not in result.page()
+    page = result.page()
+    assert "Properties, measured" not in page and "<img" not in page
+    assert "token seed 42." in page and "Accuracy of dinov2-base-layer12: a linear probe" in page
+    learnt, measured = "24 images to learn from instead of 1,281,167", "12 images to measure on instead of 50,000"
+    left_out = "9 of 10 rows left out; 1 of 2 backbones left out."
+    assert all(part in page for part in (learnt, measured, "token seed 42 instead of 42, 123, 999", left_out))
 
 
 def test_the_papers_edits_from_images_to_the_page(world, tmp_path, monkeypatch):
@@ -121,6 +151,13 @@ def test_the_papers_edits_from_images_to_the_page(world, tmp_path, monkeypatch):
     text = (tmp_path / "out-0" / "steering.txt").read_text()
     assert len(text.splitlines()) == 1 + 5 + 14
     assert once.hours["pieces"].keys() >= {"atlas", "captions of train"}
+    stored = [json.loads(path.read_text()) for path in (tmp_path / "once" / "edits").iterdir()]
+    assert len(stored) == 14 and not any("verdict" in row for row in stored), "rows are judged by the rule of today"
+    part = reproduce("steering", world.steering(tmp_path / "once", rows=("train-2",)))
+    assert part.hours["pieces"].keys() == {"atlas", "captions of train"}
+    whole = once.hours["pieces"]
+    assert part.hours["pieces"]["atlas"] == whole["atlas"]
+    assert part.hours["pieces"]["captions of train"]["measured"] < whole["captions of train"]["measured"]
 
 
 @pytest.mark.parametrize("name", ["generalization", "ablations", "stability", "efficiency"])
@@ -156,18 +193,48 @@ def test_the_papers_protocol_with_a_small_budget(world, tmp_path):
     assert "2 timed passes of 256 images after 1 (compiled, mean)" in result.page()
 
 
-@slow
-def test_judges(world, tmp_path):
+def brightness(image):
+    return ImageStat.Stat(image.convert("L")).mean[0]
+
+
+def test_judges_that_prefer_bright_images_rank_methods_by_brightness(world, tmp_path, monkeypatch):
     pytest.importorskip("openai", reason="judges need openai")
-    with Server(lambda model, first, second, count: answer("A" if first < second else "B")) as server:
+    places = {"raw units": 0, "topk SAE": 1, "ELUDe (unique)": 2}  # the darkest images, some between, the brightest
+
+    def find_images(bench, method, seed):
+        order = sorted(bench.held_out.items, key=lambda item: brightness(make_grid([item.read()[0]] * 9)))
+        numbers = [item.index for item in order[places[method.name] :][:9]]
+        return torch.tensor([numbers] * 3)
+
+    def prefer_bright(model, first, second, count):
+        grids = [Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))) for url in (first, second)]
+        return answer("A" if brightness(grids[0]) > brightness(grids[1]) else "B")
+
+    monkeypatch.setattr(judging, "strongest_images", find_images)
+    with Server(prefer_bright) as server:
         judges = tuple(f"{name}@{server.url}" for name in ("one", "two", "three"))
         options = world.options(tmp_path / "work", rows=ROWS, judges=judges, pairs=2)
         expected = forecast("judge", options)
         result = reproduce("judge", options)
         assert expected.questions == 3 * 2 * 2 and sum(server.asked.values()) <= 3 * expected.questions
-    rates = [row.numbers["win rate"].value for row in result.rows]
-    assert len(rates) == 3 and sum(rates) / 3 == pytest.approx(50, abs=20)
-    assert result.rows[-1].numbers["win rate"].paper == 67.0
+    rates = {row.method: row.numbers["win rate"] for row in result.rows}
+    assert {name: rate.value for name, rate in rates.items()} == dict(zip(places, (0, 50, 100), strict=True))
+    assert all(rate.interval[0] <= rate.value <= rate.interval[1] for rate in rates.values())
+    assert rates["ELUDe (unique)"].paper == 67.0 and rates["ELUDe (unique)"].paper_interval is not None
+
+
+def test_siglip2_has_a_table(world, tmp_path):
+    """Its tower is a part of a model with texts, and its images have a size of their own."""
+    path = tmp_path / "siglip2"
+    path.mkdir()
+    save(path, siglip2_config(12, 16), SIGLIP2_PREPROCESSOR, SIGLIP2_NAMES)
+    rows = ("raw units", "ELUDe (unique)")
+    options = world.options(tmp_path / "work", rows=rows, backbones={"siglip2-base-layer12": str(path)})
+    result = reproduce("generalization", options)
+    raw, elude = (row.numbers for row in result.rows)
+    assert elude["MS-Score"].paper == 67.98 and elude["R2"].value == pytest.approx(100)
+    assert elude["accuracy"].value == pytest.approx(raw["accuracy"].value) and elude["accuracy"].difference is None
+    assert elude["expansion"].value > 1 and result.properties["siglip2-base-layer12"][0].lossless
 
 
 @slow
@@ -182,6 +249,10 @@ def test_all_rows_of_the_main_table(world, tmp_path):
 
 
 def test_every_name_is_tested_here():
-    assert set(NAMES) == {
-        "steering", "interpretability", "generalization", "ablations", "stability", "efficiency", "judge",
-    }  # fmt: skip
+    """Names that tests of this file give to `reproduce`, also through a parameter."""
+    (names,) = [mark.args[1] for mark in test_every_other_table.pytestmark if mark.name == "parametrize"]
+    calls = [node for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Call)]
+    called = [call.args[0] for call in calls if getattr(call.func, "id", "") == "reproduce" and call.args]
+    given = {one.value for one in called if isinstance(one, ast.Constant)}
+    assert given | set(names) == set(NAMES)
+    assert given >= {"steering", "interpretability", "judge"} and len(calls) > 20, "the test finds some"

@@ -13,9 +13,10 @@ from elude_steer.errors import SpecError
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.collages import draw_collages, make_collages
-from elude_steer.evaluation.tables.efficiency import BARE, Protocol, run_efficiency
-from elude_steer.evaluation.tables.properties import PROPERTIES, has_properties, run_properties
-from elude_steer.evaluation.tables.report import write_tables
+from elude_steer.evaluation.tables.efficiency import BARE, BehindLayer, Protocol, run_efficiency
+from elude_steer.evaluation.tables.measure import PROBE, accuracy_source
+from elude_steer.evaluation.tables.properties import PROPERTIES, _judge, has_properties, run_properties
+from elude_steer.evaluation.tables.report import efficiency_lines, page_lines, write_tables
 from elude_steer.evaluation.tables.run import list_rows, rows_as_json, run_table, summarize
 from elude_steer.evaluation.tables.setup import PAPER, SMALL, TINY, TableSetup, class_of, find_preset
 from elude_steer.evaluation.tables.stability import run_stability
@@ -23,6 +24,7 @@ from elude_steer.models.images import open_image
 from elude_steer.models.vision import Tower
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, TokensSpec
 from tests.helpers.tiny import save_classifier
+from tests.models.test_vision_backbones import DINOV2_PREPROCESSOR
 
 PLACES = ("beach", "kitchen", "park")
 SPLITS = ("ELUDe (gap)", "ELUDe (unique)", "random split", "k-means on contributions", "clusters of activations")
@@ -47,7 +49,7 @@ def make_setup(world, work, **changes):
         tokens=TokensSpec(per_image=8),
         clusters=ClustersSpec(top_k=60, min_cluster_size=5),
     )
-    return TableSetup(spec, world / "train", world / "val", work, TINY, threads=1, **changes)
+    return TableSetup(spec, world / "train", world / "val", work, **{"preset": TINY, "threads": 1, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,7 @@ def test_summary_and_page(setup, rows, tmp_path):
     page = write_tables(setup, tmp_path, rows, run_stability(setup, ["raw units", "topk SAE"])).read_text()
     assert page.count("| ELUDe (gap) |") == 1 and "24 images to learn from" in page
     stored = json.loads((tmp_path / "tables.json").read_text())
+    assert "\n".join(page_lines(stored)) == page
     assert stored["rows"] == rows_as_json(rows) and stored["stability"][0]["runs"] is None
 
 
@@ -142,6 +145,61 @@ def test_properties_are_measured(setup, rows):
     assert "raw units" not in found
 
 
+def test_one_run_does_not_show_what_is_stable(setup, rows):
+    with pytest.raises(SpecError, match=r"one run does not show whether a method is stable; give 2 runs or more"):
+        run_properties(setup, ["topk SAE"], runs=1)
+    with pytest.raises(SpecError, match="one run does not show"):
+        run_properties(replace(setup, preset=replace(TINY, runs=1)), ["topk SAE"])
+    evidence = {"similarity of runs": math.nan, "trained parameters": 0.0, "labels read": 0.0}
+    evidence |= {"error of taking one part away": 0.0, "error of the output": 0.0}
+    units, other = (_judge(METHODS[name], evidence) for name in ("raw units", "topk SAE"))
+    assert units.stable and units.answers()[0] == "yes (one result)"
+    assert not other.stable and other.answers()[0] == "no (nan)"
+
+
+def test_the_rule_that_sets_the_sizes_of_others_decides_the_folder(world, tmp_path):
+    """`compare` takes their number from one rule and `reproduce` from the other, in the same work folder."""
+    gap, same, unique = (
+        make_setup(world, tmp_path, preset=replace(TINY, methods=methods))
+        for methods in (TINY.methods, ("ELUDe (gap)", "topk SAE"), ("raw units", "topk SAE", "ELUDe (unique)"))
+    )
+    assert [Bench(one).base_rule for one in (gap, same, unique)] == ["gap", "gap", "unique"]
+    assert gap.folder == same.folder != unique.folder
+
+
+def test_passes_of_a_convolution_are_timed(world, tmp_path):
+    """Autoencoders behind a 1 x 1 convolution read its channels at every place, as they would read tokens."""
+    from transformers import PoolFormerConfig, PoolFormerModel
+
+    torch.manual_seed(0)
+    model = PoolFormerModel(PoolFormerConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], mlp_ratio=2.0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layer_scale" in name:
+                parameter.fill_(1)
+            elif "conv" in name:
+                parameter.normal_(0, 0.5)
+    model.save_pretrained(tmp_path / "conv")
+    sizes = {"crop_size": {"height": 56, "width": 56}, "size": {"shortest_edge": 56}}
+    (tmp_path / "conv" / "preprocessor_config.json").write_text(json.dumps({**DINOV2_PREPROCESSOR, **sizes}))
+    small = make_setup(world, tmp_path, preset=replace(TINY, seeds=(42,)))
+    spec = replace(small.spec, model=ModelSpec(str(tmp_path / "conv"), "encoder.block.1.0.output.conv2", kind="vision"))
+    convolution = replace(small, spec=spec, images=world / "val")
+    names = ["ELUDe (gap)", "topk SAE", "transcoder"]
+    found = run_efficiency(convolution, names, protocol=Protocol(batch=2, warm_up=0, runs=1, compiled=False))
+    assert [(row.method, row.input_dim) for row in found] == [(BARE, 0), (names[0], 16), (names[1], 8), (names[2], 16)]
+
+    bench, maps = Bench(convolution), torch.randn(2, 16, 3, 5)
+    assert isinstance(bench.tower.layer, torch.nn.Conv2d)
+    rows = maps.movedim(1, -1)
+    with torch.inference_mode():
+        for name in names[1:]:
+            sae = bench.sae(METHODS[name], 42, 0)
+            read = rows if name == "transcoder" else bench.tower.layer(maps).movedim(1, -1)
+            expected = sae.decode(sae.encode(read)).movedim(-1, 1)
+            torch.testing.assert_close(BehindLayer(bench.tower.layer, sae)(maps), expected)
+
+
 def test_a_part_that_is_taken_away_changes_the_model_by_what_it_writes(setup, rows, monkeypatch):
     """The control: a dictionary that says something else than it does is not explicit."""
     bench = Bench(setup)
@@ -156,11 +214,13 @@ def test_a_part_that_is_taken_away_changes_the_model_by_what_it_writes(setup, ro
     assert _error_of_removal(bench, wrong) > CHANGES
 
 
-def test_accuracy_with_a_head_runs_the_rest_of_the_model(world, setup, tmp_path):
+def test_accuracy_with_a_head_runs_the_rest_of_the_model(world, setup, rows, tmp_path):
     with_head = make_setup(world, tmp_path, head=str(world / "head"))
     raw, sae = run_table(with_head, ["raw units", "archetypal SAE"], [42])
     assert raw.measures["accuracy"] == raw.measures["baseline accuracy"]
     assert 0 <= sae.measures["accuracy"] <= 1
+    assert (accuracy_source(with_head), accuracy_source(setup)) == ("head", PROBE)
+    assert accuracy_source(make_setup(world, tmp_path / "nothing yet")) is None
     # Nobody says what is in the images, so the classifier does.
     unknown = replace(with_head, classes={}, held_out_limit=6)
     (row,) = run_table(unknown, ["DPCiCNN (supervised)"], [42])
@@ -184,6 +244,10 @@ def test_efficiency_has_every_autoencoder_and_the_bare_backbone_first(setup, row
     widths = {row.method: row.input_dim for row in found}
     assert (widths[BARE], widths["topk SAE"], widths["transcoder"], widths["ELUDe (gap)"]) == (0, 16, 64, 64)
     assert run_efficiency(setup, protocol=protocol) == found  # finished measurements are read
+    lines = efficiency_lines([replace(found[0], megabytes=50.0, larger=0.0), replace(found[1], megabytes=None)])
+    assert lines[0].endswith("| peak MB | more memory (%) |") and lines[2].endswith("| 50 | 0.0 |")
+    unknown = efficiency_lines([replace(row, megabytes=None, larger=None) for row in found])
+    assert unknown[0].endswith("| more time (%) |") and unknown[0].count("|") == unknown[2].count("|")
     alone = Protocol(batch=2, warm_up=0, runs=2, compiled=False)
     bare, elude = run_efficiency(setup, ["ELUDe (gap)"], protocol=alone)
     assert elude.slower == pytest.approx(elude.milliseconds / bare.milliseconds - 1)
@@ -199,7 +263,7 @@ def test_collages_show_a_unit_beside_its_parts(setup, rows, tmp_path):
     assert len(paths) == 2 and all(width > height > 300 for width, height in sizes)
     with pytest.raises(SpecError, match="there is no unit 16"):
         draw_collages(setup, tmp_path, units=[16])
-    with pytest.raises(SpecError, match="no parts of units"):
+    with pytest.raises(SpecError, match="are not parts of units; choose ELUDe or another split"):
         draw_collages(setup, tmp_path, method="topk SAE")
 
 
