@@ -1,6 +1,7 @@
 """Pieces that are done by another process: here the other one is this one, with a home and a memory of its own."""
 
 import os
+import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from elude_steer.utils.parallel import Slots, WorkerGroup
 from elude_steer.utils.remote import mirror, root
 from tests.models.sources.test_tar import pack
 
+ROOT = Path(__file__).parents[4]
 cloudpickle = pytest.importorskip("cloudpickle", reason="brought by submitit and Ray")
 
 
@@ -230,6 +232,30 @@ def test_resources_are_read_with_all_problems_at_once():
     ):  # fmt: skip
         with pytest.raises(SpecError, match=why):
             read_resources(launcher, settings, address)
+
+
+def test_numbers_may_be_shares_where_the_engine_takes_them():
+    asked = read_resources("ray", ["gpus=0.125", "memory=1.5", "cpus=2"], "auto")
+    assert (asked.gpus, asked.memory, asked.cpus) == (0.125, 1.5, 2)
+    assert read_resources("slurm", ["memory=1.5", "gpus=2"]).memory == 1.5
+    for settings, why in (
+        (["gpus=0.5"], r"gpus is 0\.5; a SLURM job has whole GPUs: write gpus=1"),
+        (["gpus=1.5"], "whole GPUs"), (["gpus=nan"], "must be between"), (["gpus=inf"], "must be between"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=why):
+            read_resources("slurm", settings)
+
+
+def test_the_resources_of_every_command_in_the_documents_are_taken():
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "demos" / "guides").glob("*.md"))):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("elude-steer ") and "--launcher" in line:
+                words = shlex.split(line, comments=True)
+                value = dict(zip(words, words[1:], strict=False))
+                settings = [after for word, after in zip(words, words[1:], strict=False) if word == "--resource"]
+                found.append(read_resources(value["--launcher"], settings, value.get("--address")))
+    assert len(found) >= 3 and any(asked.gpus == 0.125 for asked in found)
 
 
 def test_the_command_refuses_before_a_model_is_loaded(run, image_folder):
