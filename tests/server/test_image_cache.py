@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -54,3 +55,18 @@ def test_what_is_remembered_of_an_image_holds_for_every_edit_and_stays_small():
     for row in range(200):
         state.remember({("reading", row): torch.zeros(4), ("presence", row): 0.5})
     assert len(state.memo) <= 65
+
+
+def test_what_is_remembered_counts():
+    cache, states = ImageCache(9000), [make_state(), make_state()]
+    for number, state in enumerate(states):
+        cache.add((bytes([number]), True), state)
+    states[1].remember({("claims",): (0, np.zeros(10), np.zeros(20)), ("reading", 1): torch.zeros(100)})
+    assert states[1].nbytes == 4000 + 240 + 400
+    cache.measure((b"\1", True))
+    assert cache.nbytes == 8640
+    states[1].remember({("reading", 2): torch.zeros(100)})
+    cache.measure((b"\1", True))
+    assert cache.nbytes == 5040 and cache.get((b"\0", True)) is None
+    cache.measure((b"\0", True))
+    assert cache.nbytes == 5040

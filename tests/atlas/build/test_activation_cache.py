@@ -159,7 +159,7 @@ def test_a_store_that_fails_for_good_ends_the_build_and_the_next_one_goes_on(fol
     once = build_files(folder, tmp_path / "once", threads=1)
     encoded_images.clear()
     shards["failures"] = 10**9
-    with pytest.raises(StorageError, match="cannot be read or written .*Connect timeout on endpoint.* same command"):
+    with pytest.raises(StorageError, match=r"cannot be read or written .*Connect timeout on endpoint.* same command"):
         build_files(folder, tmp_path / "again", images=shards["images"], threads=1)
     assert not (tmp_path / "again" / "atlas").exists()
     shards["failures"] = 0

@@ -5,6 +5,7 @@ import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -252,8 +253,8 @@ def test_the_resources_of_every_command_in_the_documents_are_taken():
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("elude-steer ") and "--launcher" in line:
                 words = shlex.split(line, comments=True)
-                value = dict(zip(words, words[1:], strict=False))
-                settings = [after for word, after in zip(words, words[1:], strict=False) if word == "--resource"]
+                value = dict(pairwise(words))
+                settings = [after for word, after in pairwise(words) if word == "--resource"]
                 found.append(read_resources(value["--launcher"], settings, value.get("--address")))
     assert len(found) >= 3 and any(asked.gpus == 0.125 for asked in found)
 
