@@ -409,7 +409,7 @@ def test_a_body_counts_until_it_is_parsed(steerer, monkeypatch):
     hold, parse, body = threading.Event(), requests.parse_chat, json.dumps(chat()).encode()
     begun = []
     monkeypatch.setattr(app, "_BODIES", int(3.5 * len(body)))
-    monkeypatch.setattr(app, "parse_chat", lambda *args: begun.append(1) or hold.wait(30) and parse(*args))
+    monkeypatch.setattr(app, "parse_chat", lambda *args: begun.append(1) or (hold.wait(30) and parse(*args)))
     head = {"Content-Type": "application/json"}
     with serving(steerer) as (client, service), ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(client.post, CHAT, content=body, headers=head) for _ in range(3)]
@@ -462,7 +462,7 @@ def test_health_tells_when_the_model_has_stopped(steerer, monkeypatch):
 
 def test_only_the_preparing_thread_measures_images(steerer, monkeypatch):
     """Other layouts ask the processor, which two threads must not use at once."""
-    threads, make = set(), patch_layout.Layout._make_grid
+    threads = set()
     monkeypatch.setattr(patch_layout, "_GRIDS", 1)
     for kind in (patch_layout.Layout, patch_layout.Canvases):
         make = kind._make_grid
