@@ -180,7 +180,7 @@ def test_an_address_that_cannot_be_had_is_refused(steerer):
 def test_a_body_that_does_not_arrive_is_not_waited_for(steerer):
     with live(steerer, limits=Limits(body_seconds=0.2)) as address:
         host, port = re.search(r"http://(.*):(\d+)/", address).groups()
-        with socket.create_connection((host, int(port)), timeout=20) as client:
+        with socket.create_connection((host, int(port)), timeout=5) as client:
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"model"'.encode())
             answer = b"".join(iter(lambda: client.recv(2**16), b""))  # until the server closes the connection
