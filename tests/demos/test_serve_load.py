@@ -14,7 +14,7 @@ def test_the_result_is_described_as_it_stands_in_the_file():
         False: [Reply(0, -1, "a dog", 0.2, 3)],
     }
     wanted = {(0, 0): "a cat", (0, 1): "a dog", (0, -1): "a dog"}
-    rows = [Window(steered, 2.0, 1.0, own, 2**20) for steered, own in replies.items()]
+    rows = [Window(kind, 2.0, 1.0, own, 2**20) for kind, own in replies.items()]
     lines, wrong = serve_load.describe(rows, wanted, 2, 2**20)
     assert wrong == 0
     assert "3 of 3 answers are the library's own; 1 of the 2 steered answers differ from those without" in lines[-1]
