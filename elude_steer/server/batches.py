@@ -132,7 +132,7 @@ class Batches:
             inputs = self._join(conversations)
             prefix = join_states([known[key] for key in keys], inputs, [grids[key] for key in keys])
             prepared = [self.edits.prepare(one.edit) for one in conversations]
-            memos = [dict(known[key].memo) for key in keys]
+            memos = [known[key].recall() for key in keys]
             for number, (one, plan) in enumerate(zip(conversations, prepared, strict=True)):
                 places = [keys.index(key) for key in one.keys]
                 on_report(

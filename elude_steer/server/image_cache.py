@@ -44,18 +44,27 @@ class TowerState:
     count: int
     shape: tuple[int, int] | None
     notes: tuple[str, ...]
-    memo: ImageMemo = field(default_factory=dict)
+    memo: ImageMemo = field(default_factory=ImageMemo)
+
+    def recall(self) -> ImageMemo:
+        """A memo for one batch, with what is known."""
+        known = self.memo
+        return ImageMemo(readings=dict(known.readings), presences=dict(known.presences), claims=known.claims)
 
     def remember(self, memo: ImageMemo) -> None:
         """Keep what is small and holds for every edit: which patches all words claim, and where some words are read."""
-        for key, value in memo.items():
-            if key[0] == "claims" or (key[0] in ("reading", "presence") and len(self.memo) < 2 * _READINGS):
-                self.memo[key] = value
+        self.memo.claims = memo.claims
+        for row, reading in memo.readings.items():
+            if len(self.memo.readings) < _READINGS:
+                self.memo.readings[row] = reading
+        for row, presence in memo.presences.items():
+            if len(self.memo.presences) < _READINGS:
+                self.memo.presences[row] = presence
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        kept = (self.q, *self.outputs.values(), *self.memo.values())
+        kept = (self.q, *self.outputs.values(), *self.memo.readings.values(), self.memo.claims)
         return sum(one.nbytes for output in kept for one in _arrays(output))
 
 
