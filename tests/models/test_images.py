@@ -353,3 +353,13 @@ def test_a_folder_holds_all_kinds_that_are_decoded(tmp_path):
     items = list(image_set(tmp_path).items())
     assert [item.id for item in items] == ["a.avif", "b.jfif", "c.AVIF"]
     assert {item.read()[0].size for item in items} == {(8, 6)}
+
+
+def test_a_machine_without_memory_is_no_damaged_image(folder, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    path = next(folder.rglob("*.png"))
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        read_image(path)
