@@ -2,9 +2,10 @@
 
     python demos/benchmarks/plan.py [--images 1280000] [--units 1152] [--machines 8 16 32 64] [--cores 32] [--gpu]
 
-Every rate below says where it comes from: *measured* on two cores without a GPU (tables of demos/guides/scaling.md), or
-*estimated* from operations. A stage takes whole rounds of its pieces on all machines, and the parts that one process
-does alone are added. The plan is arithmetic; nothing of this size was run.
+Every rate below says where it comes from: *measured* on two cores without a GPU (tables of demos/guides/scaling.md;
+clustering 400,000 instances by paper_scale_unit.py), or *estimated* from operations. A stage takes whole rounds of its
+pieces on all machines, and the parts that one process does alone are added. The plan is arithmetic; nothing of this
+size was run.
 """
 
 import argparse
@@ -22,8 +23,8 @@ PREPARE_SECONDS = 0.03  # of one core to decode a JPEG of 500 x 375 and cut it i
 TASKS_A_GPU = 8  # --resource gpus=0.125: so many tasks prepare images for one GPU
 PRODUCTS = 5e10  # operations a second of one core in products; estimated
 SORTED = 1e7  # numbers a second that one core sorts; measured
-CLUSTER_SECONDS = {10_000: 3.9, 100_000: 15.3, 400_000: 52.0}  # a unit, one core: two measured, the last extrapolated
-CLUSTER_BYTES = {10_000: 1.3e9, 100_000: 4.8e9, 400_000: 8.2e9}  # for one unit at a time; the last is computed
+CLUSTER_SECONDS = {10_000: 3.9, 100_000: 15.3, 400_000: 85.0}  # a unit, one core; measured
+CLUSTER_BYTES = {10_000: 1.3e9, 100_000: 4.8e9, 400_000: 2.1e9}  # for one unit at a time; measured
 SCORER_OPERATIONS = 0.67e12  # of the dual encoder for one image; counted
 CALIBRATION_PIECES = 16  # sums in a fixed order: no more machines help
 SHARD_IMAGES = 64
@@ -109,6 +110,7 @@ def plan(job: Job) -> list[Stage]:
     fetch = job.store / NETWORK
     block = pass_over_store(job, 32, job.top_k)
     cluster = CLUSTER_SECONDS[job.nearest_size]
+    bound = "memory of a machine" if job.clusters_at_a_time < job.cores else "cores"
     split = pass_over_store(job, 32 * (job.parts + 1), 100)
     pooled = job.labelled * sub_units * 8
     joined = pooled / NETWORK + pooled / STORE_READ
@@ -118,7 +120,7 @@ def plan(job: Job) -> list[Stage]:
     return [
         spread(job, "collecting", shards, SHARD_IMAGES * image, 1, shards * STORE_PUT / 8 + 2 * fetch, "the towers"),
         spread(job, "ranking", blocks, block, job.cores, 0, f"{blocks} blocks; each machine fetches the store"),
-        spread(job, "clustering", job.units, cluster, job.clusters_at_a_time, 0, "memory of a machine"),
+        spread(job, "clustering", job.units, cluster, job.clusters_at_a_time, 0, bound),
         spread(job, "splitting", blocks, split, job.cores, 0, f"{blocks} blocks"),
         spread(job, "pooling", label_shards, SHARD_IMAGES * image, 1, joined, "the first process"),
         spread(job, "scoring", label_shards, SHARD_IMAGES * scorer, 1, 0, "GPUs"),

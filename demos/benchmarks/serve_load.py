@@ -178,9 +178,10 @@ def describe(
     memories = ", ".join(f"{row.memory / 2**20:.0f}" for row in rows)
     lines += [
         "",
-        f"{edits} clients with an edit each. {len(replies) - len(wrong):,} of {len(replies):,} answers are the "
-        f"library's own; {changed:,} of the {n1:,} steered ones differ from the answer without the edit. Memory of the "
-        f"server after each window, in MB: {memories} (at the start {memory / 2**20:.0f}).",
+        f"{edits} clients send requests to `elude-steer serve` with toyland's atlas, each with its own edit. "
+        f"{len(replies) - len(wrong):,} of {len(replies):,} answers are the library's own; {changed:,} of the {n1:,} "
+        "steered answers differ from those without the edit: many edits remove something that their image does not "
+        f"show. Memory of the server after each window, in MB: {memories} (at the start {memory / 2**20:.0f}).",
     ]
     lines += [f"- image {o.image}, edit {o.edit}: '{o.text}', not '{wanted[o.image, o.edit]}'" for o in wrong[:5]]
     return lines, len(wrong)
@@ -214,9 +215,10 @@ def main() -> None:
     found = {name: float(re.search(rf"^elude_steer_{name} (\S+)", counts, re.MULTILINE).group(1)) for name in names}
     lines += [
         "",
-        f"The tower ran for {found['tower_images_total']:.0f} images; {found['known_images_total']:.0f} times an image "
-        f"was known. A batch had {found['batch_rows_sum'] / found['batch_rows_count']:.1f} requests. The server ended "
-        f"with code {code} after SIGTERM.",
+        f"The tower ran for {found['tower_images_total']:.0f} images; in {found['known_images_total']:,.0f} requests "
+        "the image was known already. A batch had "
+        f"{found['batch_rows_sum'] / found['batch_rows_count']:.1f} requests. The server ended with code {code} after "
+        "SIGTERM.",
         "",
         f"`python demos/benchmarks/serve_load.py {' '.join(sys.argv[1:])}`, scenes of seed 50,002, Python "
         f"{platform.python_version()}, one thread of torch.",

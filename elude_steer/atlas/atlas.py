@@ -189,11 +189,11 @@ class Atlas:
 
     def read_all_words(self, q: torch.Tensor, layer: nn.Module) -> torch.Tensor:
         """Readings `(…, W)` of the detectors of all calibrated words, for inputs `(…, d_in)` of the layer."""
-        readings = _word_readings.get(self)
+        readings = _WORD_READINGS.get(self)
         if readings is None or not readings.fits(layer):
-            # Kept beyond this call, so made as if nothing were around it: gradients, inference mode, half precision.
+            # Kept beyond this call, so independent of the caller's gradient mode, inference mode and autocast.
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-                readings = _word_readings[self] = self._fold_detectors(layer)
+                readings = _WORD_READINGS[self] = self._fold_detectors(layer)
         return readings(q)
 
     def _fold_detectors(self, layer: nn.Module) -> WordReadings:
@@ -390,4 +390,4 @@ class Atlas:
 
 
 # For each atlas the readings of the layer that was read last. Neither copies nor pickles of an atlas take them along.
-_word_readings: WeakKeyDictionary[Atlas, WordReadings] = WeakKeyDictionary()
+_WORD_READINGS: WeakKeyDictionary[Atlas, WordReadings] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ from elude_steer.models.sources.tar import TarShards
 from elude_steer.utils.files import read_bytes
 from elude_steer.utils.remote.filesystems import is_url
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
 @dataclass(frozen=True)

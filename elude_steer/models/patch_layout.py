@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from elude_steer.models.processor_probe import Area, locate_tiles
 ProcessImage = Callable[[Any], Mapping[str, Any]]  # an image to the inputs of the model
 Shape = tuple[int, int]
 _GRIDS = 64  # sizes of images whose grids are kept
+_CHANGING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,11 @@ class Layout:
         """Return the positions of the patches of an image of this `(width, height)`, tile by tile."""
         grid = self._grids.get(size)
         if grid is None:
-            grid = self._grids[size] = self._make_grid(size)
-            while len(self._grids) > _GRIDS:
-                self._grids.pop(next(iter(self._grids), size), None)
+            grid = self._make_grid(size)
+            with _CHANGING:
+                self._grids[size] = grid
+                while len(self._grids) > _GRIDS:
+                    del self._grids[next(iter(self._grids))]
         return grid
 
     def _make_grid(self, size: tuple[int, int]) -> PatchGrid:

@@ -22,6 +22,7 @@ from torch import nn
 from elude_steer.errors import EludeSteerWarning
 from elude_steer.models.execution.compiled import is_compiled
 from elude_steer.models.hooks import record, replace_forward
+from elude_steer.models.patch_layout import PatchGrid
 from elude_steer.models.vlm import PROMPT, Vlm
 
 MAX_TILES = 128  # tiles that run through the tower together; the prefix of one takes 42 MB in LLaVA-OneVision
@@ -44,6 +45,7 @@ class Prefix:
         sizes: width and height of each image.
         counts: number of rows of the tower's input that belong to each image.
         shapes: for each image, rows and columns of patches in a tile.
+        grids: the grid of each image; empty if they are made where they are needed.
     """
 
     inputs: Mapping[str, Any]
@@ -52,6 +54,7 @@ class Prefix:
     sizes: tuple[tuple[int, int], ...]
     counts: tuple[int, ...]
     shapes: tuple[tuple[int, int] | None, ...]
+    grids: tuple[PatchGrid, ...] = ()
 
     @property
     def tiles(self) -> list[int]:

@@ -170,17 +170,20 @@ class Vlm(Tower):
             return []
         return self.answer(self.inputs(images, prompt), max_new_tokens)
 
-    def chat_inputs(self, messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> Mapping[str, Any]:
-        """Return the model's inputs for one conversation, on the model's device.
+    def chat_inputs(
+        self, messages: Sequence[Mapping[str, Any]], images: Sequence[Any], device: torch.device | None = None
+    ) -> Mapping[str, Any]:
+        """Return the model's inputs for one conversation.
 
         Args:
             messages: `{"role": …, "content": [parts]}`, where a part is
                 `{"type": "image"}` or `{"type": "text", "text": …}`.
             images: the PIL images of all parts, in their order.
+            device: where the inputs are; the model's device by default.
         """
-        text = _format_chat(self.processor, messages)
-        inputs: Mapping[str, Any] = _tokenize(self.processor, [images], [text]).to(self.model.device, self.model.dtype)
-        return inputs
+        inputs = _tokenize(self.processor, [images], [_format_chat(self.processor, messages)])
+        moved: Mapping[str, Any] = inputs.to(input_device(self.model) if device is None else device, self.model.dtype)
+        return moved
 
     @with_threads
     @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,9 @@ class Limits:
         prompt_tokens: tokens of a prompt with its images; the model's own limit holds too.
         answer_tokens: the longest answer that can be asked for.
         default_tokens: the longest answer where a request does not say.
+        body_seconds: until the body of a request is there.
         rate: requests a minute for each key, or for each address without keys; 0 for no bound.
-        waiting: requests that are not answered yet.
+        waiting: requests that are not answered yet; of several keys, each may have half of them.
         waiting_bytes: memory of what these wait with.
         upload_bytes: of all uploaded files.
         upload_seconds: for which an uploaded file is kept.
@@ -79,6 +81,7 @@ class Limits:
     prompt_tokens: int = 8192
     answer_tokens: int = 1024
     default_tokens: int = 256
+    body_seconds: float = 60
     rate: int = 0
     waiting: int = 256
     waiting_bytes: int = 2 * 2**30
@@ -120,6 +123,11 @@ class Access:
             )
         return f"key {known.index(True)}"
 
+    @property
+    def share(self) -> float:
+        """The part of the places and of the memory of waiting requests that one key may take."""
+        return 0.5 if len(self.keys) > 1 else 1.0
+
     def count(self, owner: str) -> None:
         """Count a request of somebody; raise if there were too many in the last minute."""
         if self.rate is None:
@@ -149,13 +157,15 @@ def _hash(key: str) -> bytes:
 def read_keys(path: str | None) -> tuple[str, ...]:
     """The API keys in a file, one a line, or else in `ELUDE_STEER_API_KEYS`; none if there is neither.
 
-    They are not taken from the command line, which everybody on a machine can read. Lines with # in front are comments.
+    They are not taken from the command line, which everybody on a machine can read. What follows a # is a comment,
+    up to the end of its line.
     """
     text = os.environ.get(KEYS_VARIABLE) if path is None else _read_file(path)
     if text is None:
         return ()
-    lines = [line.strip() for part in text.split(",") for line in part.splitlines()]
-    keys = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
+    # First the comments, then the commas: a comment may list keys that are valid no more.
+    lines = [re.split(r"(?:^|[,\s])#", line)[0] for line in text.splitlines()]
+    keys = tuple(dict.fromkeys(key for line in lines for part in line.split(",") if (key := part.strip())))
     where = KEYS_VARIABLE if path is None else f"'{path}'"
     if not keys:
         raise SpecError(f"{where} holds no API key; write one a line, for example of `openssl rand -hex 24`.")

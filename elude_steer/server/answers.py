@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ class Writing:
         stop: texts that end an answer and do not belong to it.
         stream: whether text is wanted before the end.
         sent: text that was sent before, when the same answer was begun already.
+        whole_words: whether the last word may change when more follows: some tokenizers take spaces back.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Writing:
         stop: Sequence[str] = (),
         stream: bool = False,
         sent: str = "",
+        whole_words: bool = False,
     ) -> None:
         self.decode, self.max_tokens, self.ends, self.stop, self.stream = decode, max_tokens, ends, tuple(stop), stream
+        self.whole_words = whole_words
         self.text, self.sent, self.finish_reason = "", sent, ""
         self.count = 0
 
@@ -78,13 +82,20 @@ class Writing:
             self.text, self.finish_reason = text, "stop" if ended else "length"
         certain = text if full else self._certain(text)
         if not self.stream or not certain.startswith(self.sent):
-            return ""
+            return ""  # the rest may still come; at the end, `differs` says that it did not
         new, self.sent = certain[len(self.sent) :], certain
         return new
 
+    @property
+    def differs(self) -> bool:
+        """Whether the complete answer does not begin with what was sent of it."""
+        return self.stream and bool(self.finish_reason) and not self.text.startswith(self.sent)
+
     def _certain(self, text: str) -> str:
-        """The text without an end that later tokens may change: half a character, half a text of `stop`."""
+        """The text without an end that later tokens may change: half a character, word or text of `stop`."""
         text = text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        if self.whole_words:
+            text = re.sub(r"\s*\S*$", "", text)
         kept = max((n for one in self.stop for n in range(1, len(one)) if text.endswith(one[:n])), default=0)
         return text[: len(text) - kept].rstrip()
 

@@ -5,8 +5,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elude_steer.demo.access import LOCAL_HOSTS
@@ -19,7 +19,8 @@ from elude_steer.server.requests import ChatRequest, parse_chat
 from elude_steer.server.uploads import Uploads
 from elude_steer.utils import optional
 
-_BODIES = 512 * 2**20  # bytes of bodies that are read at a time
+_THREADS = 2  # that parse bodies, and as many that decode uploads; each takes a few times the memory of what it reads
+_BODIES = 512 * 2**20  # bytes of bodies that are read and parsed at a time
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Service:
         only_local: whether requests must name this machine as their host; a page of a browser that was sent here
             under another name is refused then.
         uploads: uploaded images.
-        reading: bytes of bodies that are being read.
+        reading: bytes of bodies that are being read and parsed.
     """
 
     engine: Engine
@@ -50,6 +51,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.uploads = Uploads(self.limits)
+        self.parsing, self.decoding = (asyncio.Semaphore(_THREADS) for _ in range(2))
 
     def enter(self, request: Any) -> str:
         """Whose request this is; raises if it is nobody's who may ask."""
@@ -59,26 +61,41 @@ class Service:
             raise RefusedError("this server answers requests to 127.0.0.1 and localhost only.", 403)
         return self.access.identify(request.headers.get("authorization"), request.client.host if request.client else "")
 
-    async def read_body(self, request: Any, limit: int) -> bytes:
-        """The body of a request; raises as soon as it is longer than the limit."""
+    @asynccontextmanager
+    async def read_body(self, request: Any, limit: int) -> AsyncIterator[bytearray]:
+        """The body of a request, which counts as long as the block lasts; raises as soon as it is too long."""
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:12]) > limit:
             raise _too_large(limit)
-        parts, size = [], 0
+        body, seconds = bytearray(), self.limits.body_seconds
         try:
-            async for part in request.stream():
-                size += len(part)
-                self.reading += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                if self.reading > _BODIES:
-                    raise RefusedError("too many large requests at once; try again.", 429, retry_after=2)
-                parts.append(part)
-            return b"".join(parts)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._receive(request, limit, body)
+            except TimeoutError as error:
+                text = f"the body did not arrive within {seconds:g} seconds; send fewer or smaller images."
+                raise RefusedError(text, 408) from error
+            yield body
         finally:
-            self.reading -= size
+            self.reading -= len(body)
 
-    def parse(self, body: bytes, content_type: str) -> ChatRequest:
+    async def _receive(self, request: Any, limit: int, body: bytearray) -> None:
+        async for part in request.stream():
+            body += part
+            self.reading += len(part)
+            if len(body) > limit:
+                raise _too_large(limit)
+            if self.reading > _BODIES:
+                raise RefusedError("too many large requests at once; try again.", 429, retry_after=2)
+
+    async def read_chat(self, request: Any, owner: str) -> tuple[ChatRequest, list[bytes]]:
+        """The chat request in a body without its images, and the bytes of these, of which there is no other copy."""
+        kind = request.headers.get("content-type", "")
+        async with self.read_body(request, self.limits.body_bytes) as body, self.parsing:
+            chat = await asyncio.to_thread(self.parse, body, kind)
+        return replace(chat, images=()), self.image_files(owner, chat)
+
+    def parse(self, body: bytes | bytearray, content_type: str) -> ChatRequest:
         """The chat request in a body."""
         # A page of another site can send a browser's other types here without asking, but not this one.
         if content_type.partition(";")[0].strip().casefold() != "application/json":
@@ -134,6 +151,7 @@ def make_app(service: Service) -> Any:
     def answer(status: int, body: dict[str, Any], retry_after: int | None = None) -> Any:
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        headers |= {"Connection": "close"} if status == 408 else {}  # the rest of the body may still be on its way
         return JSONResponse(body, status, headers=headers)
 
     def add(method: str, path: str, respond: Callable[..., Awaitable[Any]]) -> None:
@@ -151,7 +169,8 @@ def make_app(service: Service) -> Any:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
 
     async def show_health(_request: Any) -> Any:
-        return JSONResponse({"status": "ok", "model": service.name})
+        alive = service.engine.is_alive
+        return JSONResponse({"status": "ok" if alive else "failed", "model": service.name}, 200 if alive else 503)
 
     async def show_metrics(request: Any) -> Any:
         service.enter(request)
@@ -171,8 +190,13 @@ def make_app(service: Service) -> Any:
     async def add_file(request: Any) -> Any:
         owner = service.enter(request)
         service.access.count(owner)
-        name, data = await _read_upload(service, request)
-        await asyncio.to_thread(open_image, data, max_pixels=service.limits.pixels)
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise RefusedError("send the image as a form: curl -F purpose=vision -F file=@dog.png.", 415)
+        limit = service.limits.image_bytes
+        async with service.read_body(request, limit + 2**14) as body:
+            name, data = await _read_form(request, body, limit)
+            async with service.decoding:
+                await asyncio.to_thread(open_image, data, max_pixels=service.limits.pixels)
         return JSONResponse(service.uploads.add(owner, name, data).to_dict())
 
     async def list_files(request: Any) -> Any:
@@ -189,14 +213,12 @@ def make_app(service: Service) -> Any:
     async def complete_chat(request: Any) -> Any:
         owner = service.enter(request)
         service.access.count(owner)
-        body = await service.read_body(request, service.limits.body_bytes)
-        chat = await asyncio.to_thread(service.parse, body, request.headers.get("content-type", ""))
-        del body
-        files = service.image_files(owner, chat)
+        chat, files = await service.read_chat(request, owner)
         completion = Completion(service.name, service.engine.steerer.atlas.fingerprint)
+        waiting = _submit(service, chat, files, owner)
         if chat.stream:
-            return await _respond_stream(service, chat, files, completion, request, Stream)
-        with _submit(service, chat, files) as events:
+            return await _respond_stream(waiting, completion, request, Stream, chat.include_usage)
+        with waiting as events:
             event = await _next_unless_gone(events, request)
         if isinstance(event, RefusedError):
             raise event
@@ -224,7 +246,7 @@ def make_app(service: Service) -> Any:
 
 
 @contextmanager
-def _submit(service: Service, chat: ChatRequest, files: list[bytes]) -> Iterator["asyncio.Queue[Event]"]:
+def _submit(service: Service, chat: ChatRequest, files: list[bytes], owner: str) -> Iterator["asyncio.Queue[Event]"]:
     """Give a request to the engine and get its events; at the end the engine learns that nobody waits any more."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
@@ -233,7 +255,7 @@ def _submit(service: Service, chat: ChatRequest, files: list[bytes]) -> Iterator
         if not loop.is_closed():
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-    job = service.engine.submit(chat, files, send)
+    job = service.engine.submit(chat, files, send, owner=owner, share=service.access.share)
     try:
         yield events
     finally:
@@ -259,11 +281,15 @@ async def _wait_until_gone(request: Any) -> None:
 
 
 async def _respond_stream(
-    service: Service, chat: ChatRequest, files: list[bytes], completion: Completion, request: Any, stream: Any
+    waiting: AbstractContextManager["asyncio.Queue[Event]"],
+    completion: Completion,
+    request: Any,
+    stream: Any,
+    include_usage: bool,
 ) -> Any:
     """A stream of events. It begins with the first text, so that what is refused before has the status of an error."""
     with ExitStack() as stack:
-        events = stack.enter_context(_submit(service, chat, files))
+        events = stack.enter_context(waiting)
         first = await _next_unless_gone(events, request)
         if isinstance(first, RefusedError):
             raise first
@@ -275,27 +301,18 @@ async def _respond_stream(
         while isinstance(event, str):
             yield completion.text(event)
             event = await events.get()
-        yield (
-            completion.end(event, chat.include_usage)
-            if isinstance(event, Answer)
-            else completion.error(event.to_dict())
-        )
+        yield (completion.end(event, include_usage) if isinstance(event, Answer) else completion.error(event.to_dict()))
 
     return stream(write(), ended)
 
 
-async def _read_upload(service: Service, request: Any) -> tuple[str, bytes]:
+async def _read_form(request: Any, body: bytearray, limit: int) -> tuple[str, bytes]:
     """The name and the bytes of the file in a form."""
     from starlette.datastructures import UploadFile
     from starlette.requests import Request
 
-    limit = service.limits.image_bytes
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RefusedError("send the image as a form: curl -F purpose=vision -F file=@dog.png.", 415)
-    body = await service.read_body(request, limit + 2**14)
-
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
 
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=8, max_part_size=2**12) as form:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from elude_steer.errors import EludeSteerError
+from elude_steer.models.execution.device_maps import input_device
+from elude_steer.models.patch_layout import PatchGrid
 from elude_steer.models.prefix_cache import MAX_TILES, Prefix, run_tower
 from elude_steer.models.vlm import Vlm
 from elude_steer.server.edits import Edit, Edits
@@ -27,15 +29,20 @@ class Conversation:
         inputs: a single row of inputs.
         keys: of its images.
         sizes: width and height of its images.
-        tiles: into which its images are cut.
+        grids: of its images. The thread of the model makes none: that may take the processor, which another uses.
         edit: None is the model without edits.
     """
 
     inputs: Mapping[str, Any]
     keys: tuple[Key, ...]
     sizes: tuple[tuple[int, int], ...]
-    tiles: int
+    grids: tuple[PatchGrid, ...]
     edit: Edit | None
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles that its images are cut into."""
+        return sum(grid.tiles for grid in self.grids)
 
     @property
     def prompt_tokens(self) -> int:
@@ -99,6 +106,7 @@ class Batches:
         self.steerer, self.edits, self.images, self.on_tower = steerer, edits, images, on_tower
         token = steerer.vlm.processor.tokenizer.pad_token_id
         self.pad_token = 0 if token is None else int(token)
+        self.device = input_device(steerer.vlm.model)
 
     def run(
         self,
@@ -120,10 +128,11 @@ class Batches:
         with self.steerer.use_threads(), torch.inference_mode():
             known = self._find_states(conversations)
             keys = list(dict.fromkeys(key for one in conversations for key in one.keys))
-            inputs = join_inputs([one.inputs for one in conversations], self.pad_token)
-            prefix = join_states([known[key] for key in keys], inputs)
+            grids = {key: grid for one in conversations for key, grid in zip(one.keys, one.grids, strict=True)}
+            inputs = self._join(conversations)
+            prefix = join_states([known[key] for key in keys], inputs, [grids[key] for key in keys])
             prepared = [self.edits.prepare(one.edit) for one in conversations]
-            memos = [dict(known[key].memo) for key in keys]
+            memos = [known[key].recall() for key in keys]
             for number, (one, plan) in enumerate(zip(conversations, prepared, strict=True)):
                 places = [keys.index(key) for key in one.keys]
                 on_report(
@@ -131,11 +140,17 @@ class Batches:
                 )
             for key, memo in zip(keys, memos, strict=True):
                 known[key].remember(memo)
+                self.images.measure(key)
             rows = [
                 (keys.index(key), plan) for one, plan in zip(conversations, prepared, strict=True) for key in one.keys
             ]
             with resume_under_plans(vlm, prefix, rows, inputs, memos):
                 vlm.generate(inputs, max_tokens, on_step)
+
+    def _join(self, conversations: Sequence[Conversation]) -> dict[str, Any]:
+        """The inputs of a batch, on the model's device."""
+        joined, device = join_inputs([one.inputs for one in conversations], self.pad_token), self.device
+        return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in joined.items()}
 
     def _find_states(self, conversations: Sequence[Conversation]) -> dict[Key, TowerState]:
         """The state of each image; the tower runs for those that are not known."""
@@ -143,8 +158,7 @@ class Batches:
         images = len({key for one in conversations for key in one.keys})
         self.on_tower(images - len(known), len(known))
         for part in self._parts_with_new_images(conversations, known):
-            inputs = join_inputs([one.inputs for one in part], self.pad_token)
-            prefix = run_tower(self.steerer.vlm, inputs, [size for one in part for size in one.sizes])
+            prefix = run_tower(self.steerer.vlm, self._join(part), [size for one in part for size in one.sizes])
             states = split_prefix(prefix, self._image_notes)
             for key, state in zip([key for one in part for key in one.keys], states, strict=True):
                 known.setdefault(key, state)

@@ -64,7 +64,7 @@ class Edit:
         """What a response says of the edit: what it is, what was seen in the image, and what else to know.
 
         Args:
-            seen: for each word that was looked for, how much of what it reaches where it is the image reaches.
+            seen: for each word looked for, its reading in the image as a share of what it reaches where it is.
             notes: on the image.
         """
         lines, described = self._description

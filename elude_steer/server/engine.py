@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +43,8 @@ class Job:
 
     Attributes:
         request: what is asked.
-        files: the bytes of its images; empty once they are read.
+        files: the bytes of its images; the list is emptied once they are read.
+        owner: whose request it is.
         send: takes the events of the answer; called from other threads.
         conversation: what the model gets, once it is ready.
         gone: whether the client went away.
@@ -54,7 +55,8 @@ class Job:
     """
 
     request: ChatRequest
-    files: Sequence[bytes]
+    files: list[bytes]
+    owner: str
     send: Callable[[Event], object]
     conversation: Conversation | None = None
     gone: bool = False
@@ -123,14 +125,36 @@ class Engine:
         for job in list(self._open):
             self._finish(job, RefusedError("the server is stopping; send the request again.", 503))
 
-    def submit(self, request: ChatRequest, files: Sequence[bytes], send: Callable[[Event], object]) -> Job:
-        """Take a request; its events go to `send`. Raises if too many wait."""
-        job = Job(request, files, send, nbytes=sum(map(len, files)))
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are answered."""
+        return self._model_thread.is_alive() and not self._closing
+
+    def submit(
+        self,
+        request: ChatRequest,
+        files: list[bytes],
+        send: Callable[[Event], object],
+        *,
+        owner: str = "",
+        share: float = 1.0,
+    ) -> Job:
+        """Take a request; raises if too many wait.
+
+        Args:
+            request: what is asked, without images.
+            files: the bytes of its images; the list is emptied once they are read.
+            send: takes the events of the answer; called from other threads.
+            owner: whose request it is.
+            share: the part of what may wait that one owner may take.
+        """
+        job = Job(request, files, owner, send, nbytes=sum(map(len, files)))
         with self._lock:
-            if self._closing:
+            if not self.is_alive:
                 raise RefusedError("the server is stopping; send the request again.", 503)
-            if len(self._open) >= self.limits.waiting or self._open_bytes() + job.nbytes > self.limits.waiting_bytes:
-                raise _too_busy()
+            own = [one for one in self._open if one.owner == owner]
+            self._check_room(job, self._open, 1.0)
+            self._check_room(job, own, share)
             self._open.add(job)
         self._preparer.submit(self._prepare, job)
         return job
@@ -141,8 +165,11 @@ class Engine:
             job.gone = True
             self.metrics.gone.inc()
 
-    def _open_bytes(self) -> int:
-        return sum(job.nbytes for job in self._open)
+    def _check_room(self, job: Job, others: Collection[Job], share: float) -> None:
+        """Raise if a job has no place beside others in this share of what may wait."""
+        nbytes = job.nbytes + sum(one.nbytes for one in others)
+        if len(others) >= max(1, share * self.limits.waiting) or nbytes > share * self.limits.waiting_bytes:
+            raise _too_busy()
 
     def _finish(self, job: Job, event: Answer | RefusedError) -> None:
         """Send the last event of a job, once."""
@@ -171,12 +198,13 @@ class Engine:
                 raise RefusedError("the client is gone.", 499)
             job.conversation = self._make_conversation(job)
             with self._lock:
-                job.files, job.nbytes = (), job.conversation.nbytes
-                if self._open_bytes() > self.limits.waiting_bytes:
+                job.nbytes = job.conversation.nbytes
+                if sum(one.nbytes for one in self._open) > self.limits.waiting_bytes:
                     raise _too_busy()
         except Exception as error:  # noqa: BLE001 - whatever a request does, the next one is answered
             self._finish(job, as_refusal(error))
         else:
+            job.files.clear()  # others hold the same list
             self._ready.put(job)
 
     def _make_conversation(self, job: Job) -> Conversation:
@@ -192,8 +220,7 @@ class Engine:
         if len(images) > 1 and not takes_several(vlm, inputs, len(images)):
             raise RefusedError("this model takes one image a request here; send one.", param="messages")
         keys = tuple(image_key(image, alone=len(images) == 1) for image in images)
-        tiles = sum(vlm.grid(size).tiles for size in sizes)
-        conversation = Conversation(inputs, keys, sizes, tiles, edit)
+        conversation = Conversation(inputs, keys, sizes, tuple(map(vlm.grid, sizes)), edit)
         allowed = min(self.limits.prompt_tokens, self._context - 1)
         if conversation.prompt_tokens > allowed:
             raise RefusedError(
@@ -207,7 +234,8 @@ class Engine:
     def _read_messages(self, request: ChatRequest, images: Sequence[Any]) -> Any:
         """The model's inputs; templates and processors of models refuse messages with errors of any kind."""
         try:
-            return self.steerer.vlm.chat_inputs(request.messages, images)
+            # What waits, waits in the machine's memory; a batch goes to the model's device when its turn comes.
+            return self.steerer.vlm.chat_inputs(request.messages, images, torch.device("cpu"))
         except (EludeSteerError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -220,10 +248,15 @@ class Engine:
     # Answering
 
     def _answer_all(self) -> None:
-        while not self._closing:
-            jobs = self._take()
-            if jobs:
-                self._answer(jobs)
+        try:
+            while not self._closing:
+                jobs = self._take()
+                if jobs:
+                    self._answer(jobs)
+        finally:
+            if not self._closing:  # nothing answers any more; `is_alive` says so
+                for job in list(self._open):
+                    self._finish(job, RefusedError("the server has failed; please report it.", 503))
 
     def _take(self) -> list[Job]:
         """The jobs of the next batch: as many of those that wait as fit."""
@@ -272,11 +305,7 @@ class Engine:
         conversations = [job.conversation for job in jobs if job.conversation is not None]
         room = [self._context - one.prompt_tokens for one in conversations]
         lengths = [min(job.request.max_tokens, own) for job, own in zip(jobs, room, strict=True)]
-        decode = self._decode
-        writings = [
-            Writing(decode, length, self._ends, job.request.stop, job.request.stream, job.sent)
-            for job, length in zip(jobs, lengths, strict=True)
-        ]
+        writings = [self._begin_writing(job, length) for job, length in zip(jobs, lengths, strict=True)]
 
         def on_report(number: int, report: dict[str, Any] | None) -> None:
             jobs[number].report = report
@@ -289,14 +318,22 @@ class Engine:
                     job.sent += text
                     job.send(text)
                 if writing.finish_reason:
-                    counts = conversation.prompt_tokens, writing.count
-                    self._finish(job, Answer(writing.text, writing.finish_reason, *counts, job.report))
+                    self._finish(job, _last_event(writing, conversation.prompt_tokens, job.report))
             return torch.tensor([job.done or job.gone or self._closing for job in jobs], device=tokens.device)
 
         self._batches.run(conversations, max(lengths), on_report, on_step)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self.steerer.vlm.decode([tokens])[0]
+    def _begin_writing(self, job: Job, length: int) -> Writing:
+        vlm, request = self.steerer.vlm, job.request
+        takes_back = bool(getattr(vlm.processor.tokenizer, "clean_up_tokenization_spaces", False))
+        decode = lambda tokens: vlm.decode([tokens])[0]  # noqa: E731
+        return Writing(decode, length, self._ends, request.stop, request.stream, job.sent, takes_back)
+
+
+def _last_event(writing: Writing, prompt_tokens: int, report: dict[str, Any] | None) -> Answer | RefusedError:
+    if writing.differs:
+        return RefusedError("the answer is not what was sent of it; ask again, without stream.", 500)
+    return Answer(writing.text, writing.finish_reason, prompt_tokens, writing.count, report)
 
 
 def as_refusal(error: Exception) -> RefusedError:

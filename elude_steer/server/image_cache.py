@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from elude_steer.models.patch_layout import PatchGrid
 from elude_steer.models.prefix_cache import Prefix
 from elude_steer.steering.intervention import ImageMemo
 
@@ -42,18 +44,28 @@ class TowerState:
     count: int
     shape: tuple[int, int] | None
     notes: tuple[str, ...]
-    memo: ImageMemo = field(default_factory=dict)
+    memo: ImageMemo = field(default_factory=ImageMemo)
+
+    def recall(self) -> ImageMemo:
+        """A memo for one batch, with what is known."""
+        known = self.memo
+        return ImageMemo(readings=dict(known.readings), presences=dict(known.presences), claims=known.claims)
 
     def remember(self, memo: ImageMemo) -> None:
         """Keep what is small and holds for every edit: which patches all words claim, and where some words are read."""
-        for key, value in memo.items():
-            if key[0] == "claims" or (key[0] in ("reading", "presence") and len(self.memo) < 2 * _READINGS):
-                self.memo[key] = value
+        self.memo.claims = memo.claims
+        for row, reading in memo.readings.items():
+            if len(self.memo.readings) < _READINGS:
+                self.memo.readings[row] = reading
+        for row, presence in memo.presences.items():
+            if len(self.memo.presences) < _READINGS:
+                self.memo.presences[row] = presence
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        return self.q.nbytes + sum(one.nbytes for output in self.outputs.values() for one in _tensors(output))
+        kept = (self.q, *self.outputs.values(), *self.memo.readings.values(), self.memo.claims)
+        return sum(one.nbytes for output in kept for one in _arrays(output))
 
 
 def split_prefix(prefix: Prefix, find_notes: Callable[[torch.Tensor], Sequence[str]]) -> list[TowerState]:
@@ -71,8 +83,8 @@ def split_prefix(prefix: Prefix, find_notes: Callable[[torch.Tensor], Sequence[s
     ]
 
 
-def join_states(states: Sequence[TowerState], inputs: Mapping[str, Any]) -> Prefix:
-    """The prefix of several images."""
+def join_states(states: Sequence[TowerState], inputs: Mapping[str, Any], grids: Sequence[PatchGrid] = ()) -> Prefix:
+    """The prefix of several images, with the grid of each."""
     modules = set.intersection(*(set(state.outputs) for state in states))
     outputs = {module: [state.outputs[module] for state in states] for module in states[0].outputs if module in modules}
     return Prefix(
@@ -82,6 +94,7 @@ def join_states(states: Sequence[TowerState], inputs: Mapping[str, Any]) -> Pref
         tuple(state.size for state in states),
         tuple(state.count for state in states),
         tuple(state.shape for state in states),
+        tuple(grids),
     )
 
 
@@ -91,6 +104,7 @@ class ImageCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.nbytes = max_bytes, 0
         self._states: OrderedDict[Key, TowerState] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
 
     def get(self, key: Key) -> TowerState | None:
         """The state of an image, if it is here."""
@@ -103,17 +117,26 @@ class ImageCache:
         if key in self._states or state.nbytes > self.max_bytes:
             return
         self._states[key] = state
-        self.nbytes += state.nbytes
+        self.measure(key)
+
+    def measure(self, key: Key) -> None:
+        """Count the memory of a state again, which has changed, and drop others if it is too much."""
+        if key not in self._states:
+            return
+        size = self._states[key].nbytes
+        self.nbytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
         while self.nbytes > self.max_bytes:
-            self.nbytes -= self._states.popitem(last=False)[1].nbytes
+            oldest, _ = self._states.popitem(last=False)
+            self.nbytes -= self._sizes.pop(oldest)
 
 
-def _tensors(output: Any) -> Iterable[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
+def _arrays(output: Any) -> Iterable[torch.Tensor | np.ndarray]:
+    if isinstance(output, torch.Tensor | np.ndarray):
         yield output
     elif isinstance(output, tuple):
         for one in output:
-            yield from _tensors(one)
+            yield from _arrays(one)
 
 
 def _copy(output: Any) -> Any:

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.demo.access import LOCAL_HOSTS
@@ -23,6 +22,7 @@ from elude_steer.utils import optional
 
 PORT = 8000
 _DRAIN = 30  # seconds that answers have to be finished after SIGTERM
+_IDLE = 2048  # connections that may be open besides those that wait; uvicorn's limit counts them too
 _KEEP_ALIVE = 75  # of silence; a client that pauses for uvicorn's 5 would meet a connection that is just being closed
 
 
@@ -62,7 +62,11 @@ def serve(
     port: int = PORT,
     keys: tuple[str, ...] = (),
     on_ready: Callable[[str], object] | None = None,
-    **options: Any,
+    name: str | None = None,
+    recipes: Sequence[str] = (),
+    limits: Limits | None = None,
+    batch: int = MAX_BATCH_IMAGES,
+    cache_bytes: int = 2**30,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
@@ -72,19 +76,32 @@ def serve(
         port: the port; 0 takes a free one.
         keys: the API keys; needed where other machines can reach the address.
         on_ready: called with the address once the server answers.
-        **options: of `make_service`.
+        name: what clients call the model; by default the name of the atlas.
+        recipes: files that requests can name besides the shipped recipes.
+        limits: what a request may ask.
+        batch: requests that are answered together at most.
+        cache_bytes: memory for what is kept of images.
     """
     check_reach(host, keys)
     uvicorn = optional.require("uvicorn", "elude-steer serve")
     listening = open_socket(host, port)
-    service = make_service(steerer, keys=keys, only_local=host in LOCAL_HOSTS and not keys, **options)
+    service = make_service(
+        steerer,
+        name=name,
+        keys=keys,
+        recipes=recipes,
+        limits=limits,
+        batch=batch,
+        cache_bytes=cache_bytes,
+        only_local=host in LOCAL_HOSTS and not keys,
+    )
     config = uvicorn.Config(
         make_app(service),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_DRAIN,
         timeout_keep_alive=_KEEP_ALIVE,
-        limit_concurrency=2 * service.limits.waiting + 64,
+        limit_concurrency=2 * service.limits.waiting + _IDLE,
         server_header=False,
     )
 

@@ -81,7 +81,7 @@ class ChatRequest:
     include_usage: bool = False
 
 
-def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
+def parse_chat(body: bytes | bytearray, limits: Limits) -> ChatRequest:
     """Read the body of a request; raises `RefusedError` for everything that cannot be answered."""
     values = load_json(body)
     known = [*_OWN, *_ONLY, *_HARMLESS]
@@ -111,7 +111,7 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def load_json(body: bytes) -> Mapping[str, Any]:
+def load_json(body: bytes | bytearray) -> Mapping[str, Any]:
     """The object of a JSON text; numbers that JSON does not have (NaN) are refused."""
     try:
         values = json.loads(body, parse_constant=_refuse_constant)
@@ -142,7 +142,8 @@ def _read_messages(values: Any, limits: Limits) -> tuple[tuple[Mapping[str, Any]
         role = _ROLES.get(message.get("role")) if isinstance(message.get("role"), str) else None
         if role is None:
             raise _wrong(f"{place}.role", f"{place}.role is {_show(message.get('role'))}; send {', '.join(_ROLES)}.")
-        parts = _read_content(message.get("content"), f"{place}.content", images, limits)
+        # An answer of this server can be empty, and clients send it back as an earlier turn.
+        parts = _read_content(message.get("content"), f"{place}.content", images, limits, role == "assistant")
         length += sum(len(part["text"]) for part in parts if part["type"] == "text")
         if length > limits.text:
             raise _wrong("messages", f"the messages have more than {limits.text:,} characters; send a shorter text.")
@@ -160,10 +161,12 @@ def _read_messages(values: Any, limits: Limits) -> tuple[tuple[Mapping[str, Any]
     return tuple(messages), tuple(images)
 
 
-def _read_content(value: Any, place: str, images: list[bytes | str], limits: Limits) -> list[dict[str, str]]:
+def _read_content(
+    value: Any, place: str, images: list[bytes | str], limits: Limits, may_be_empty: bool
+) -> list[dict[str, str]]:
     """The parts of a message; its images are added to those of the request."""
     if isinstance(value, str):
-        return [{"type": "text", "text": _text(value, place, "a text")}]
+        return [{"type": "text", "text": _text(value, place, "a text", may_be_empty)}]
     if not isinstance(value, list) or not value:
         raise _wrong(place, f"{place} is {_show(value)}; send a text, or a list of parts.")
     parts = []
@@ -172,7 +175,7 @@ def _read_content(value: Any, place: str, images: list[bytes | str], limits: Lim
         _typed(part, Mapping, inner, 'an object: {"type": "text", "text": "…"}')
         kind = part.get("type")
         if kind == "text":
-            parts.append({"type": "text", "text": _text(part.get("text"), f"{inner}.text", "a text")})
+            parts.append({"type": "text", "text": _text(part.get("text"), f"{inner}.text", "a text", may_be_empty)})
             continue
         if kind == "image_url":
             images.append(_read_image_url(part.get("image_url"), f"{inner}.image_url", limits))
@@ -321,8 +324,8 @@ def _read_stop(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _text(value: Any, place: str, right: str) -> str:
-    if not isinstance(value, str) or not value:
+def _text(value: Any, place: str, right: str, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or may_be_empty):
         raise _wrong(place, f"{place} is {_show(value)}; send {right}.")
     try:
         value.encode()

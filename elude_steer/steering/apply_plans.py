@@ -108,7 +108,8 @@ def resume_under_plans(
 
 def image_patches(vlm: Vlm, prefix: Prefix, image: int) -> ImagePatches:
     """The patches of one image of a prefix."""
-    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image], len(prefix.q[image]))
+    grid = prefix.grids[image] if prefix.grids else None
+    return ImagePatches(vlm, lambda: prefix.sizes[image], prefix.shapes[image], len(prefix.q[image]), grid)
 
 
 def _count_images(vlm: Vlm, inputs: Mapping[str, Any]) -> int:

@@ -8,9 +8,9 @@ sub-units of a concept. Tokens that stand before the patches (CLS) are in no reg
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,9 +37,21 @@ from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
 # Gives the patches of one image that a region covers, `(tiles, patches)` bool. If it has attributes `shape` and
 # `boxes`, as `ImagePatches` has, those give rows and columns of the patches, and where they lie.
 FindPatches = Callable[[Region], np.ndarray]
-# What is known of one image, which its plans share: activations by sub-units, where they are strongest, what detectors
-# read, which patches the words claim, and the regions of a plan.
-ImageMemo = dict[tuple[Any, ...], Any]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Claims = tuple[int, np.ndarray, np.ndarray]  # a tile, which of its patches lie inside the image, what words claim there
+
+
+@dataclass(eq=False)
+class ImageMemo:
+    """What is known of one image, which its plans share."""
+
+    activations: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)  # by the numbers of sub-units
+    strongest: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)  # by nu, per and these numbers
+    readings: dict[int, torch.Tensor] = field(default_factory=dict)  # of detectors, by row of the calibration
+    presences: dict[int, float] = field(default_factory=dict)  # of concepts, by row
+    regions: dict[tuple[PreparedPlan, PlacedConcept], torch.Tensor] = field(default_factory=dict)
+    claims: Claims | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +77,7 @@ class ScaledConcept:
 
     def activations(self, q: torch.Tensor, memo: ImageMemo | None = None) -> torch.Tensor:
         """Activations of its sub-units, `(tiles, tokens, m)` float32; computed once for each memo."""
-        return _look_up(memo, self.numbers, lambda: self.sub_units.activations(q))
+        return _look_up((memo or ImageMemo()).activations, self.numbers, lambda: self.sub_units.activations(q))
 
     def strongest_tokens(
         self, activations: torch.Tensor, skipped: int = 0, memo: ImageMemo | None = None
@@ -73,7 +85,7 @@ class ScaledConcept:
         """The nu tokens where each sub-unit fires most, `(tiles, tokens, m)` bool; the first `skipped` are never."""
         nu, per = self.concept.settings.nu, self.concept.settings.per
         return _look_up(
-            memo,
+            (memo or ImageMemo()).strongest,
             (nu, per, *self.numbers),
             lambda: F.pad(strongest_mask(activations[:, skipped:], nu, per), (0, 0, skipped, 0)),
         )
@@ -108,13 +120,13 @@ class PlacedConcept:
 
     def readings(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> torch.Tensor:
         """Readings of its detector on patches, `(tiles, patches)`; computed once for each memo."""
-        return _look_up(memo, ("reading", self.row), lambda: self.detector(q[:, skipped:]))
+        return _look_up((memo or ImageMemo()).readings, self.row, lambda: self.detector(q[:, skipped:]))
 
     def presence(self, q: torch.Tensor, skipped: int, memo: ImageMemo | None = None) -> float:
         """How much of what images with the concept reach this one reaches."""
         return _look_up(
-            memo,
-            ("presence", self.row),
+            (memo or ImageMemo()).presences,
+            self.row,
             lambda: self.calibration.presence(self.row, self.readings(q, skipped, memo).detach()),
         )
 
@@ -200,14 +212,15 @@ class PreparedPlan:
         That is what the user marked; else where the detector of the minus concept reads it, and nowhere if it is not
         seen. A plus concept takes the region of its minus concept, or else a free place, and none if no place is free.
         """
-        return _look_up(memo, ("region", self, placed), lambda: self._find_region(placed, q, find_patches, memo))
+        known = memo or ImageMemo()
+        return _look_up(known.regions, (self, placed), lambda: self._find_region(placed, q, find_patches, known))
 
     def _find_region(
-        self, placed: PlacedConcept, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo | None
+        self, placed: PlacedConcept, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo
     ) -> torch.Tensor:
         rows, columns, skipped = self._token_layout(q, find_patches)
         if self.plan.needs_free_place(placed.concept):
-            return F.pad(self._free_place(placed, q, find_patches, {} if memo is None else memo), (skipped, 0))
+            return F.pad(self._free_place(placed, q, find_patches, memo), (skipped, 0))
         marked = self._marked_region(placed.concept)
         if marked is not None:
             if find_patches is None:
@@ -232,12 +245,14 @@ class PreparedPlan:
         if boxes is None and len(q) > 1:
             raise ModelError("a free place in an image of several tiles needs to know which part each of them shows.")
 
-        def read_claims() -> tuple[int, np.ndarray, np.ndarray]:
+        def read_claims() -> Claims:
             tile = 0 if boxes is None else overview_tile(boxes)
             inside = np.ones(rows * columns, bool) if boxes is None else patches_inside(boxes[tile])
             return tile, inside, measure_claims(self.read_all_words(q[tile, skipped:]).detach()).cpu().numpy()
 
-        tile, inside, claims = _look_up(memo, ("claims",), read_claims)
+        if memo.claims is None:
+            memo.claims = read_claims()
+        tile, inside, claims = memo.claims
         usable, free = inside.copy(), []
         for one in (one for one in self.placed if one.concept.is_placed):
             if not self.plan.needs_free_place(one.concept):
@@ -278,7 +293,7 @@ class PreparedPlan:
 
     def _sum_changes(self, q: torch.Tensor, find_patches: FindPatches | None, memo: ImageMemo | None) -> torch.Tensor:
         total = torch.zeros(*q.shape[:2], self.d_out, device=q.device)
-        memo = {} if memo is None else memo
+        memo = memo or ImageMemo()
         for scaled in self.scaled:
             skipped = 0 if scaled.concept.settings.nu == "all" else self._token_layout(q, find_patches)[2]
             scaled.sub_units.add_change(total, scaled.output_change(q, skipped, memo))
@@ -319,7 +334,7 @@ class PreparedPlan:
 
         Both are `(tiles, patches)` arrays.
         """
-        skipped, memo = self._token_layout(q, find_patches)[2], ImageMemo() if memo is None else memo
+        skipped, memo = self._token_layout(q, find_patches)[2], memo or ImageMemo()
         maps: dict[str, tuple[Any, Any]] = {}
         for scaled in self.scaled:
             now = scaled.activations(q, memo)
@@ -336,13 +351,11 @@ class PreparedPlan:
         return {word: maps[word] for word in order if word in maps}
 
 
-def _look_up(memo: ImageMemo | None, key: tuple[Any, ...], find: Callable[[], Any]) -> Any:
-    """A value of an image that the memo may know; what is found is kept there."""
-    if memo is None:
-        return find()
-    if key not in memo:
-        memo[key] = find()
-    return memo[key]
+def _look_up(known: dict[Key, Value], key: Key, find: Callable[[], Value]) -> Value:
+    """A value of an image that a part of its memo may know; what is found is kept there."""
+    if key not in known:
+        known[key] = find()
+    return known[key]
 
 
 def divide_by_scale(change: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -424,7 +437,7 @@ def make_resumed_forward(
         for image, prepared, find_patches in rows:
             q = images[image]
             if image not in shared:
-                shared[image] = (original(q), {} if memos is None else memos[image])
+                shared[image] = (original(q), ImageMemo() if memos is None else memos[image])
             out, memo = shared[image]
             if prepared is not None and prepared.plan.has_effect:
                 out = prepared.change_output(out, q, find_patches, memo)

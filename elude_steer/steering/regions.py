@@ -19,6 +19,7 @@ from elude_steer.models.images import open_image
 if TYPE_CHECKING:
     import torch
 
+    from elude_steer.models.patch_layout import PatchGrid
     from elude_steer.models.vlm import Vlm
 
 # Each part of a region reads at least this share of the peak somewhere: other parts are stray patches. A second dog is
@@ -144,29 +145,35 @@ class ImagePatches:
         size: gives width and height of the image; called only where they are needed.
         known_shape: rows and columns, where they are known already.
         known_tiles: the number of tiles that the model sees, if it sees fewer than of the same image alone.
+        known_grid: the grid of the image alone, where it is known already.
     """
 
     vlm: Vlm
     size: Callable[[], tuple[int, int]]
     known_shape: tuple[int, int] | None = None
     known_tiles: int | None = None
+    known_grid: PatchGrid | None = None
 
     def __call__(self, region: Region) -> np.ndarray:
         """Patches that a region covers, `(tiles, patches)` bool."""
-        return region.covered_patches(self.vlm.grid(self.size()).boxes[: self.known_tiles], self.size())
+        return region.covered_patches(self._grid.boxes[: self.known_tiles], self.size())
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of patches in a tile."""
-        return self.known_shape or self.vlm.patch_shape or self.vlm.grid(self.size()).shape
+        return self.known_shape or self.vlm.patch_shape or self._grid.shape
 
     @property
     def boxes(self) -> np.ndarray | None:
         """Where the patches lie, `(tiles, patches, 4)` as fractions of the image; None if its size is unknown."""
         try:
-            return self.vlm.grid(self.size()).boxes[: self.known_tiles]
+            return self._grid.boxes[: self.known_tiles]
         except AtlasError:
             return None
+
+    @property
+    def _grid(self) -> PatchGrid:
+        return self.vlm.grid(self.size()) if self.known_grid is None else self.known_grid
 
 
 def overview_tile(boxes: np.ndarray) -> int:

@@ -26,7 +26,7 @@ from elude_steer.models.vlm import PROMPT, Vlm
 from elude_steer.specs import SettingArguments
 from elude_steer.steering.apply_plans import apply_to_calls, image_patches, resume_under_plans
 from elude_steer.steering.caption_batches import MAX_BATCH_IMAGES, AtlasArguments, SteerArguments, caption_rows
-from elude_steer.steering.intervention import PreparedPlan
+from elude_steer.steering.intervention import ImageMemo, PreparedPlan
 from elude_steer.steering.plan import Plan, Words, make_plan, read_concepts
 from elude_steer.steering.result import SteeredCaption, image_notes, result_notes
 from elude_steer.steering.sub_unit_source import EditableSubUnits, SubUnitSource
@@ -255,7 +255,7 @@ class Steerer(Generic[Source]):
             own_notes = image_notes(self.atlas, prefix.q[number], self.vlm.token_indices(prefix.q[number].shape[1]))
             found = []
             for plan, edits, caption in zip(plans, prepared, own[baseline:], strict=True):
-                view = prefix.q[number], patches, dict[Any, Any]()
+                view = prefix.q[number], patches, ImageMemo()
                 maps, seen = (edits.maps(*view), edits.presences(*view)) if edits else ({}, {})
                 all_notes = (*notes, *own_notes, *result_notes(first, caption, plan, maps, seen))
                 seconds = (time.perf_counter() - start) / len(images)

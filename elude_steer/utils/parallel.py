@@ -174,6 +174,9 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
             torch.distributed.destroy_process_group()
 
 
+# Why not torchrun, which starts the processes on several machines (`worker_group` works with both): here an error of a
+# child is one line of its parent instead of a log of all ranks; a failure, Ctrl-C or SIGTERM ends all children at once;
+# and children whose parent was killed end by themselves.
 def launch(processes: int, arguments: Sequence[str]) -> None:
     """Run `elude-steer` with these arguments in several processes; the first failure ends all and is raised."""
     if processes < 1:

@@ -215,12 +215,12 @@ def test_copies_and_pickles_leave_the_readings_behind(calibrated):
     size, before = len(pickle.dumps(atlas)), atlas.read_all_words(q, layer)
     assert len(pickle.dumps(atlas)) == size
     for other in (copy.copy(atlas), copy.deepcopy(atlas), pickle.loads(pickle.dumps(atlas)), replace(atlas)):
-        assert other not in atlas_module._word_readings
+        assert other not in atlas_module._WORD_READINGS
         assert torch.equal(other.read_all_words(q, layer), before)
-    count = len(atlas_module._word_readings)
+    count = len(atlas_module._WORD_READINGS)
     del other
     gc.collect()
-    assert len(atlas_module._word_readings) < count
+    assert len(atlas_module._WORD_READINGS) < count
 
 
 def test_readings_are_the_same_whoever_asks_first(calibrated):

@@ -11,7 +11,7 @@ import pytest
 from tests.models.sources.test_tar import pack
 
 pytest.importorskip("s3fs", reason="pip install 'elude-steer[s3]'")
-pytest.importorskip("moto", reason="pip install 'moto[server]'")
+pytest.importorskip("moto", reason="pip install 'elude-steer[test]'")
 boto3 = pytest.importorskip("boto3", reason="brought by moto")
 
 
@@ -63,11 +63,11 @@ def list_objects(client, prefix):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_shards_work_and_atlas_in_a_store_give_the_bytes_of_the_folder(store, spec_file, image_folder, tmp_path):
-    """The command line alone; a second machine, with nothing on its disk, finds the work done."""
+def test_shards_work_and_atlas_in_a_store_give_the_bytes_of_the_folder(store, spec_file, image_folder, tmp_path, run):
+    """A second machine, with nothing on its disk, finds the work done."""
     environment, client = store
-    done = run_build(spec_file, "--images", image_folder, "--out", tmp_path / "a", "--work", tmp_path / "work")
-    assert done.returncode == 0, done.stderr
+    code, _, err = run("build", spec_file, "--images", image_folder, "--out", tmp_path / "a", "--work", tmp_path / "w")
+    assert code == 0, err
     expected = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
 
     pack(image_folder, tmp_path / "shards", 4)

@@ -7,7 +7,7 @@ from elude_steer.models.execution.device_maps import read_device_map
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "[1]", "{}", '{"a": -1}', '{"a": null}'])
 def test_a_file_that_is_no_device_map_is_refused_in_one_short_line(text, tmp_path):
     (tmp_path / "map.json").write_text(text)
-    with pytest.raises(ModelError, match=r"map.json' (is no JSON file|must be an object)") as refused:
+    with pytest.raises(ModelError, match=r"map.json' (is not a JSON file|must be an object)") as refused:
         read_device_map(str(tmp_path / "map.json"))
     assert len(str(refused.value)) < 400
 

@@ -89,7 +89,7 @@ def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
     ("make", "text"),
     [
         (lambda p: p / "nowhere", r"no folder or file '.*nowhere' with images"),
-        (lambda p: p, r"holds no images \(looked for \.bmp .*\.png"),
+        (lambda p: p, r"holds no images \(looked for \.avif \.bmp .*\.png"),
         (lambda p: _write(p / "empty.txt", b"\n# nothing\n"), "lists no images; write one path per line"),
         (lambda p: _write(p / "data.bin", b"\xff\xfe\x00\x80"), "neither an image nor a text file"),
         (lambda p: [], "the list of images is empty"),
@@ -344,3 +344,22 @@ def test_seeds_of_scenes_are_numbers_of_a_usual_length():
         with pytest.raises(ImageError, match="needs the seed of the scenes, a whole number") as refused:
             image_set(f"toyland:{seed}")
         assert len(str(refused.value)) < 200
+
+
+def test_a_folder_holds_all_kinds_that_are_decoded(tmp_path):
+    picture = Image.new("RGB", (8, 6), (200, 30, 90))
+    for name, kind in (("a.avif", "AVIF"), ("b.jfif", "JPEG"), ("c.AVIF", "AVIF")):
+        picture.save(tmp_path / name, kind)
+    items = list(image_set(tmp_path).items())
+    assert [item.id for item in items] == ["a.avif", "b.jfif", "c.AVIF"]
+    assert {item.read()[0].size for item in items} == {(8, 6)}
+
+
+def test_a_machine_without_memory_is_no_damaged_image(folder, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    path = next(folder.rglob("*.png"))
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        read_image(path)

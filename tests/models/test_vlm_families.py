@@ -335,10 +335,10 @@ def test_the_server_answers_as_the_library_does(steerer, images):
     run_prefix(vlm, some[:1])
     batches = Batches(steerer, edits, ImageCache(10**9), lambda new, known: counts.append((new, known)))
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
-    rows = [
-        Conversation(vlm.chat_inputs(messages, [image]), (image_key(image, alone=True),), (image.size,), 1, edit)
-        for image, edit in zip(some, made, strict=True)
-    ]
+    rows = []
+    for image, edit in zip(some, made, strict=True):
+        own = (image_key(image, alone=True),), (image.size,), (vlm.grid(image.size),)
+        rows.append(Conversation(vlm.chat_inputs(messages, [image], torch.device("cpu")), *own, edit))
     counts = []
     for _ in range(2):
         tokens = []
@@ -366,7 +366,7 @@ def test_several_images_in_one_prompt(steerer, family, images):
     edit = edits.plan(EditRequest({two_words(steerer)[0]: {}}, settings={"mode": "scale", "gamma": -8.0, "nu": "all"}))
     keys, sizes = tuple(image_key(image, alone=False) for image in images[:2]), tuple(i.size for i in images[:2])
     for name, one in (("bare", None), ("edited", edit)):
-        rows = [Conversation(inputs, keys, sizes, 2, one)]
+        rows = [Conversation(inputs, keys, sizes, tuple(map(vlm.grid, sizes)), one)]
         batches.run(rows, 6, lambda *_: None, lambda new, name=name: tokens.__setitem__(name, new))
     assert torch.equal(tokens["bare"], vlm.generate(inputs, 6, lambda _: None))
     with replace_forward(vlm.layer, _folded(steerer, edit.plan)):

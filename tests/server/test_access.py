@@ -49,6 +49,15 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "text",
+    ["# revoked: old,{two}\n{one}", "{one}, # no more,{two}", "{one} # not,{two}\n", "#,{two}\n{one}\n #\t,{two}"],
+)
+def test_a_key_in_a_comment_is_none(text, tmp_path):
+    (tmp_path / "keys.txt").write_text(text.format(one=ONE, two=TWO))
+    assert read_keys(str(tmp_path / "keys.txt")) == (ONE,)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("# none", "holds no API key"),

@@ -66,6 +66,29 @@ def test_an_answer_that_is_begun_again_goes_on():
     assert "".join(sent) == TEXT.removeprefix("a dog on") and writing.text == TEXT
 
 
+def decoded(*texts, **options):
+    """What is sent while a tokenizer gives these texts after each token, and the writing."""
+    steps = iter(texts)
+    writing = Writing(lambda _: next(steps), len(texts), frozenset(), stream=True, **options)
+    return [writing.read([1] * n) for n in range(1, len(texts) + 1)], writing
+
+
+def test_spaces_that_a_tokenizer_takes_back_are_not_sent():
+    texts = ("I", "I '", "I'm", "I'm do", "I'm do n", "I'm don't", "I'm don't x", "I'm don't x!")
+    sent, writing = decoded(*texts, whole_words=True)
+    assert "".join(sent) == writing.text == texts[-1] and not writing.differs
+    assert sent[:4] == ["", "I", "", "'m"], "the last word waits"
+
+
+def test_a_text_that_turns_out_otherwise_is_told():
+    sent, writing = decoded("I", "I '", "I'm", "I'm here")
+    assert sent == ["I", " '", "", ""] and writing.differs
+    _, writing = decoded("a", "a b", sent="b")
+    assert writing.differs
+    sent, writing = decoded("a b", "a c", "a b")
+    assert sent == ["a b", "", ""] and not writing.differs, "it came back to what was sent"
+
+
 def test_events_are_single_lines_of_json():
     completion, answer = Completion("toyland", "abc"), Answer("a\n\ndog", "stop", 3, 2, {"notes": ["\n"]})
     for event in (completion.begin(), completion.text("a\n\ndog"), completion.error({"error": "\n\n"})):

@@ -3,17 +3,23 @@
 import base64
 import json
 import struct
+import threading
+import time
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from PIL import Image
 
 from elude_steer.errors import EludeSteerWarning
+from elude_steer.models import patch_layout
 from elude_steer.models.images import open_image
+from elude_steer.server import app, requests
 from elude_steer.server.access import Limits
-from tests.server.conftest import DOG, answer_of, chat, data_uri, refusal, serving
+from elude_steer.server.batches import Batches
+from tests.server.conftest import DOG, answer_of, chat, data_uri, refusal, serving, wait_until
 
 CHAT = "/v1/chat/completions"
 KEYS = ("a" * 20, "b" * 20)
@@ -366,3 +372,136 @@ def test_data_uris_of_other_types_are_images_too(client, steerer, scene):
 def test_grey_and_transparent_images_are_read(client):
     for mode in ("L", "RGBA", "P"):
         assert answer_of(client.post(CHAT, json=chat(Image.new(mode, (40, 70)))))
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """The model waits before each batch until this event is set."""
+    event, run = threading.Event(), Batches.run
+
+    def wait(self, *rest):
+        event.wait(30)
+        run(self, *rest)
+
+    monkeypatch.setattr(Batches, "run", wait)
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_files_of_images_are_freed_before_their_answer(steerer, hold, monkeypatch, stream):
+    freed, decode = [], base64.b64decode
+
+    class File(bytes):
+        def __del__(self):
+            freed.append(len(self))
+
+    monkeypatch.setattr(requests.base64, "b64decode", lambda *args, **options: File(decode(*args, **options)))
+    with serving(steerer) as (client, service), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, CHAT, json=chat(stream=stream))
+        wait_until(lambda: freed)
+        assert freed == [len(DOG.read_bytes())] and len(service.engine._open) == 1 and not answer.done()
+        hold.set()
+        assert answer.result().status_code == 200
+
+
+def test_a_body_counts_until_it_is_parsed(steerer, monkeypatch):
+    hold, parse, body = threading.Event(), requests.parse_chat, json.dumps(chat()).encode()
+    begun = []
+    monkeypatch.setattr(app, "_BODIES", int(3.5 * len(body)))
+    monkeypatch.setattr(app, "parse_chat", lambda *args: begun.append(1) or (hold.wait(30) and parse(*args)))
+    head = {"Content-Type": "application/json"}
+    with serving(steerer) as (client, service), ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(client.post, CHAT, content=body, headers=head) for _ in range(3)]
+        wait_until(lambda: service.reading == 3 * len(body))
+        assert "too many large requests" in refusal(client.post(CHAT, content=body, headers=head), 429)
+        assert len(begun) == 2, "the third waits for a thread"
+        hold.set()
+        assert [answer.result().status_code for answer in answers] == [200] * 3
+        assert service.reading == 0
+
+
+def test_few_uploads_are_decoded_at_a_time(steerer, monkeypatch):
+    running, most = [], []
+
+    def decode(*_, **__):
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+
+    monkeypatch.setattr(app, "open_image", decode)
+    with serving(steerer) as (client, _), ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/files", files={"file": ("a.png", b"x")}), range(8)))
+    assert {answer.status_code for answer in answers} == {200} and len(most) == 8 and max(most) == 2
+
+
+def test_one_of_several_keys_cannot_take_all_places(steerer, hold):
+    one, two = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+    options = {"keys": KEYS, "limits": Limits(waiting=4), "only_local": False}
+    with serving(steerer, **options) as (client, service), ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(client.post, CHAT, json=chat(), headers=one) for _ in range(2)]
+        wait_until(lambda: len(service.engine._open) == 2)
+        assert "too many requests are waiting" in refusal(client.post(CHAT, json=chat(), headers=one), 429)
+        answers += [pool.submit(client.post, CHAT, json=chat(), headers=two) for _ in range(2)]
+        wait_until(lambda: len(service.engine._open) == 4)
+        hold.set()
+        assert [answer.result().status_code for answer in answers] == [200] * 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_health_tells_when_the_model_has_stopped(steerer, monkeypatch):
+    with serving(steerer) as (client, service):
+        assert client.get("/health").status_code == 200
+        monkeypatch.setattr(service.engine, "_answer", lambda jobs: 1 / 0)
+        assert "the server has failed" in refusal(client.post(CHAT, json=chat()), 503)
+        wait_until(lambda: client.get("/health").status_code == 503)
+        assert client.get("/health").json() == {"status": "failed", "model": "toyland"}
+        refusal(client.post(CHAT, json=chat()), 503)
+
+
+def test_only_the_preparing_thread_measures_images(steerer, monkeypatch):
+    """Other layouts ask the processor, which two threads must not use at once."""
+    threads = set()
+    monkeypatch.setattr(patch_layout, "_GRIDS", 1)
+    for kind in (patch_layout.Layout, patch_layout.Canvases):
+        make = kind._make_grid
+        spy = lambda self, size, make=make: threads.add(threading.current_thread().name) or make(self, size)  # noqa: E731
+        monkeypatch.setattr(kind, "_make_grid", spy)
+    monkeypatch.setattr("elude_steer.server.engine._GATHER", 0.2)
+    images = [Image.new("RGB", (60 + 7 * number, 50)) for number in range(4)]
+    with serving(steerer) as (client, _), ThreadPoolExecutor(4) as pool:
+        ask = lambda image: client.post(CHAT, json=chat(image, steer={"minus": ["dog"], "where": [1, 1, 30, 30]}))  # noqa: E731
+        assert {answer.status_code for answer in pool.map(ask, images)} == {200}
+    assert threads and all(name.startswith("prepare") for name in threads)
+
+
+def test_a_stream_whose_text_changes_ends_with_an_error(client, steerer, monkeypatch):
+    decode = type(steerer.vlm).decode
+    turn = lambda text: text.upper() if text.endswith("street") else text  # noqa: E731
+    monkeypatch.setattr(type(steerer.vlm), "decode", lambda self, tokens: list(map(turn, decode(self, tokens))))
+    assert answer_of(client.post(CHAT, json=chat())) == "A DOG ON A MOTORCYCLE WITH SUNGLASSES ON A STREET"
+    lines = client.post(CHAT, json=chat(stream=True)).text.split("\n\n")
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert "is not what was sent of it; ask again, without stream" in error["message"]
+
+
+def test_an_empty_answer_may_be_sent_back(client):
+    messages = chat()["messages"]
+    again = [*messages, {"role": "assistant", "content": ""}, {"role": "user", "content": "Describe this image."}]
+    assert answer_of(client.post(CHAT, json={"model": "toyland", "messages": again}))
+
+
+def test_inputs_wait_in_the_machines_memory_and_batches_go_to_the_model(steerer, dog, monkeypatch):
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}]
+    moved = steerer.vlm.chat_inputs(messages, [dog], torch.device("meta"))
+    assert moved["pixel_values"].device.type == moved["input_ids"].device.type == "meta"
+    with serving(steerer) as (client, service):
+        prepare, found = service.engine._make_conversation, []
+        monkeypatch.setattr(service.engine, "_make_conversation", lambda job: found.append(prepare(job)) or found[-1])
+        monkeypatch.setattr("elude_steer.models.vlm.input_device", lambda model: torch.device("meta"))
+        answer_of(client.post(CHAT, json=chat()))
+        (one,) = found
+        assert {value.device.type for value in one.inputs.values() if isinstance(value, torch.Tensor)} == {"cpu"}
+        monkeypatch.setattr(service.engine._batches, "device", torch.device("meta"))
+        assert service.engine._batches._join(found)["pixel_values"].device.type == "meta"

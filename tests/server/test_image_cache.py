@@ -1,9 +1,11 @@
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
 from elude_steer.models.prefix_cache import Prefix
 from elude_steer.server.image_cache import ImageCache, TowerState, image_key, join_states, split_prefix
+from elude_steer.steering.intervention import ImageMemo
 
 
 def make_state(size=1000):
@@ -49,8 +51,33 @@ def test_states_are_copies_and_join_to_what_was_split():
 
 def test_what_is_remembered_of_an_image_holds_for_every_edit_and_stays_small():
     state = make_state()
-    state.remember({("region", object(), object()): torch.zeros(1), ("claims",): (0, 1, 2), (3, 4): torch.zeros(9)})
-    assert list(state.memo) == [("claims",)]
+    claims = 0, np.ones(4, bool), np.zeros(4)
+    found = ImageMemo(
+        activations={(3, 4): torch.zeros(9)}, regions={(object(), object()): torch.zeros(1)}, claims=claims
+    )
+    state.remember(found)
+    assert state.recall().claims is claims and not state.recall().activations and not state.recall().regions
     for row in range(200):
-        state.remember({("reading", row): torch.zeros(4), ("presence", row): 0.5})
-    assert len(state.memo) <= 65
+        found = state.recall()
+        found.readings[row], found.presences[row] = torch.zeros(4), 0.5
+        state.remember(found)
+    assert list(state.memo.readings) == list(state.memo.presences) == list(range(32))
+    found = state.recall()
+    found.readings.clear()
+    assert len(state.memo.readings) == 32, "a memo is for one batch"
+
+
+def test_what_is_remembered_counts():
+    cache, states = ImageCache(9000), [make_state(), make_state()]
+    for number, state in enumerate(states):
+        cache.add((bytes([number]), True), state)
+    claims = 0, np.zeros(10), np.zeros(20)
+    states[1].remember(ImageMemo(readings={1: torch.zeros(100)}, presences={1: 0.5}, claims=claims))
+    assert states[1].nbytes == 4000 + 240 + 400
+    cache.measure((b"\1", True))
+    assert cache.nbytes == 8640
+    states[1].remember(ImageMemo(readings={2: torch.zeros(100)}, presences={2: 0.5}, claims=claims))
+    cache.measure((b"\1", True))
+    assert cache.nbytes == 5040 and cache.get((b"\0", True)) is None
+    cache.measure((b"\0", True))
+    assert cache.nbytes == 5040

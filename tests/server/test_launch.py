@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import httpx2
 import pytest
 
 from elude_steer.errors import SpecError
+from elude_steer.server.access import Limits
 from elude_steer.server.launch import make_service, open_socket, serve
 from tests.server.conftest import DOG, PROMPT, chat, live, wait_until
 
@@ -173,3 +175,13 @@ def test_an_address_that_cannot_be_had_is_refused(steerer):
         serve(steerer, host="0.0.0.0")
     with pytest.raises(SpecError, match="cannot be had"):
         serve(steerer, host="203.0.113.7", keys=(KEY,))
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(steerer):
+    with live(steerer, limits=Limits(body_seconds=0.2)) as address:
+        host, port = re.search(r"http://(.*):(\d+)/", address).groups()
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"model"'.encode())
+            answer = b"".join(iter(lambda: client.recv(2**16), b""))  # until the server closes the connection
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.2 seconds" in answer

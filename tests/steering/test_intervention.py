@@ -10,7 +10,7 @@ from torch import nn
 
 from elude_steer.atlas.calibration import Calibration
 from elude_steer.errors import ModelError
-from elude_steer.steering.intervention import PreparedPlan, divide_by_scale, make_edited_forward
+from elude_steer.steering.intervention import ImageMemo, PreparedPlan, divide_by_scale, make_edited_forward
 from elude_steer.steering.plan import Concept, Detector, Edit, Plan
 from elude_steer.steering.regions import Region
 from elude_steer.steering.settings import merge_settings
@@ -536,11 +536,11 @@ def test_a_memo_changes_no_bits_and_nothing_is_computed_twice(atlas, layer, q):
     read = atlas.read_all_words
     object.__setattr__(atlas, "read_all_words", lambda *args: calls.append(args) or read(*args))
     try:
-        memo = {}
+        memo = ImageMemo()
         for _ in range(2):
             for plan, change in zip(plans, expected, strict=True):
                 assert torch.equal(plan.output_change(one, memo=memo), change)
     finally:
         del atlas.__dict__["read_all_words"]
     assert len(calls) == 1
-    assert sum(key[0] == "region" for key in memo) == 5
+    assert len(memo.regions) == 5

@@ -6,6 +6,7 @@ tower on the same batch. When the disk is full, the tower runs again for the ima
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from elude_steer.errors import StorageError
+from elude_steer.errors import ImageError, StorageError
 from elude_steer.models.images import Item
 from elude_steer.models.vision import Tower
 from elude_steer.utils.files import read_tensors, write_tensors
 
 _DISK_SHARE = 0.25  # of the free space at the start; the rest is left to others
+# Errors of the machine or the network, which say nothing about the file: read again, it may be sound.
+_TRANSIENT = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "ESTALE", "ETIMEDOUT", "EPIPE", "ENETDOWN"),
+        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH"),
+    )
+    if hasattr(errno, name)
+)
 
 
 class Activations(NamedTuple):
@@ -133,12 +143,26 @@ class ActivationCache:
 
 
 def read_item(item: Item, skipped: dict[str, str]) -> tuple[Any, bytes] | None:
-    """Read an image and the hash of its content; on failure return None and note the cause in `skipped`."""
+    """Read an image and the hash of its content; if it is damaged or missing, return None and note it in `skipped`.
+
+    Raises if the store, the network or this machine fails: an atlas without these images would be another one.
+    """
     try:
         return item.read()
-    except Exception as error:  # noqa: BLE001 - decoders raise anything on damaged files
+    except (StorageError, MemoryError):
+        raise
+    except Exception as error:
+        if not isinstance(error, ImageError) and _is_transient(error):
+            what = " ".join(str(error).split())[:200] or type(error).__name__
+            raise StorageError(
+                f"image '{item.id}' cannot be read now ({what}); finished work is kept: run the same command again."
+            ) from error
         skipped[item.id] = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return None
+
+
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) in _TRANSIENT
 
 
 def _read_images(items: Sequence[Item]) -> list[tuple[Item, Any]]:

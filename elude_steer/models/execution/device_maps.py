@@ -31,7 +31,7 @@ def read_device_map(text: str | None) -> str | dict[str, int | str] | None:
     try:
         found = json.loads(read_bytes(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"the device map '{path}' is no JSON file ({str(error)[:100]}).") from error
+        raise ModelError(f"the device map '{path}' is not a JSON file ({str(error)[:100]}).") from error
     if not isinstance(found, dict) or not found or not all(_is_place(place) for place in found.values()):
         raise ModelError(
             f"the device map '{path}' must be an object of module names and devices: a number, 'cpu', 'disk', 'cuda:1'."

@@ -41,7 +41,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
             image.load()
             upright = _to_eight_bit(image)
             return upright if upright.mode == "RGB" else upright.convert("RGB")
-    except ImageError:
+    except (ImageError, MemoryError):  # a machine without memory says nothing about the file
         raise
     except UnidentifiedImageError as error:
         raise ImageError(f"no image in a format that is read here ({', '.join(_FORMATS)})") from error

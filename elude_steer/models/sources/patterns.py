@@ -50,7 +50,10 @@ def expand(pattern: str) -> list[str]:
             raise ImageError(f"'{pattern}' has braces that are no range; write a range of numbers: {{000..099}}.")
         return [pattern]
     if max(len(found[1]), len(found[2])) > _MAX_DIGITS or pattern.count("{") > _MAX_RANGES:
-        raise ImageError(f"'{pattern[:60]}…' has more than {_MAX_RANGES} ranges, or numbers too long; check it.")
+        raise ImageError(
+            f"'{pattern[:60]}…' has more than {_MAX_RANGES} ranges, or a number of more than {_MAX_DIGITS} digits; "
+            "write fewer or shorter ones."
+        )
     first, last, digits = int(found[1]), int(found[2]), len(found[1])
     if last < first or last - first >= MAX_SHARDS:
         raise ImageError(f"the range '{found[0]}' is empty or has more than {MAX_SHARDS:,} numbers; check it.")

@@ -23,6 +23,7 @@ from elude_steer.trust import call_loader
 from elude_steer.utils import optional
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key
+from elude_steer.utils.remote.filesystems import read_again
 
 _AT_A_TIME = 8  # parts whose rows are counted at once
 _ROWS = 1000  # rows that are counted at a time
@@ -119,7 +120,13 @@ class StreamedDataset:
         """The bytes of an image; a thread that reads in order goes on where it was."""
         starts = self.starts
         part = bisect_right(starts, number) - 1
-        row = number - starts[part]
+        image = read_again(f"hf-stream:{self.id}", lambda: self._read_row(part, number - starts[part]))[self.column]
+        data = image.get("bytes") if isinstance(image, dict) else None
+        if not isinstance(data, bytes):  # a path in a stranger's table is not opened
+            raise ImageError("the dataset holds the path of an image instead of its bytes")
+        return data
+
+    def _read_row(self, part: int, row: int) -> Any:
         thread = threading.get_ident()
         here, position, rows = self._reading.pop(thread, (-1, 0, iter(())))
         if here != part or position > row:
@@ -128,11 +135,7 @@ class StreamedDataset:
         if value is None:
             raise StorageError(f"dataset '{self.id}' has changed since its rows were counted; run again.")
         self._reading[thread] = (part, row + 1, rows)
-        image = value[self.column]
-        data = image.get("bytes") if isinstance(image, dict) else None
-        if not isinstance(data, bytes):  # a path in a stranger's table is not opened
-            raise ImageError("the dataset holds the path of an image instead of its bytes")
-        return data
+        return value
 
 
 def _close(reference: weakref.ref[StreamedDataset]) -> None:

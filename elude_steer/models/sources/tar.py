@@ -25,7 +25,7 @@ from elude_steer.errors import ImageError, StorageError
 from elude_steer.models.sources.patterns import ShardFile, list_shards
 from elude_steer.utils.files import home, write_file
 from elude_steer.utils.fingerprint import make_key
-from elude_steer.utils.remote.filesystems import explain_remote_errors, open_filesystem
+from elude_steer.utils.remote.filesystems import explain_remote_errors, open_filesystem, read_again
 
 MAX_MEMBER = 256_000_000  # bytes of one image's file
 MAX_NAME = 500  # letters
@@ -117,7 +117,7 @@ class TarShards:
         member = self.members[number]
         if member.size > MAX_MEMBER:
             raise ImageError(f"{member.size:,} bytes are more than {MAX_MEMBER:,}")
-        shard, start, data = getattr(self._windows, "read", (-1, 0, b""))
+        shard, start, data = getattr(self._windows, "read", None) or (-1, 0, b"")
         if shard != member.shard or not start <= member.start <= member.start + member.size <= start + len(data):
             in_order = getattr(self._windows, "number", None) == number - 1
             self._windows.read = None  # a large window and its successor need not be there together
@@ -130,8 +130,7 @@ class TarShards:
         shard = self.shards[member.shard]
         filesystem, path = open_filesystem(shard.url)
         end = min(shard.size, member.start + max(member.size, ahead))
-        with explain_remote_errors(shard.url):
-            data: bytes = filesystem.cat_file(path, start=member.start, end=end)
+        data: bytes = read_again(shard.url, lambda: filesystem.cat_file(path, start=member.start, end=end))
         if len(data) < member.size:
             raise StorageError(f"'{shard.url}' has changed since its images were listed; run the same command again.")
         return data

@@ -7,14 +7,17 @@ role of the machine. None are read from a URL or a spec.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elude_steer.errors import EludeSteerError, MissingPackageError, StorageError
 from elude_steer.utils import optional
 
+Value = TypeVar("Value")
+_PAUSES = (0.5, 2.0)  # seconds before a read that failed is tried again
 # protocol -> the package that speaks it; None: fsspec or huggingface_hub alone. fsspec knows others, some of which
 # start programs or read what a file of a stranger names, so they are not opened.
 PROTOCOLS = {
@@ -71,6 +74,20 @@ def explain_remote_errors(url: str) -> Iterator[None]:
             f"'{url}' cannot be read or written ({_one_line(error)}); finished work is kept: run the same command "
             "again."
         ) from error
+
+
+def read_again(url: str, read: Callable[[], Value]) -> Value:
+    """What `read` returns; if the store fails, `read` is called again after a pause, twice at most."""
+    for pause in _PAUSES:
+        try:
+            with explain_remote_errors(url):
+                return read()
+        except StorageError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError | PermissionError):
+                raise
+            time.sleep(pause)
+    with explain_remote_errors(url):
+        return read()
 
 
 def check_url(url: str) -> str:

@@ -62,8 +62,6 @@ class Mirror:
         """Whether the work that leaves this file last is done, here or, if there is a store, there."""
         if self.url is None:
             return file.exists()
-        if file.name in _brought.get(self.url, ()):
-            return True
         filesystem, root = open_filesystem(self.url)
         with explain_remote_errors(self.url):
             filesystem.invalidate_cache(f"{root}/{_MARKERS}")
@@ -108,7 +106,7 @@ class Mirror:
             described = self._read_marker(filesystem.cat_file(self._marker(root, marker)), marker)
         for name, (size, digest) in described.items():
             target = self.path / name
-            if target.exists() and target.stat().st_size == size:
+            if target.exists() and target.stat().st_size == size and _hash(target) == digest:
                 continue
             temporary = unfinished_path(target)
             try:
@@ -148,15 +146,31 @@ class Mirror:
 
 
 def publish(folder: Path, url: str, last: str) -> None:
-    """Copy the files of a folder to a URL, the one called `last` at the end: without it nobody takes the rest."""
+    """Copy the files of a folder to a URL, the one called `last` at the end: without it nobody takes the rest.
+
+    What was published there before, as the `files` of its own `last` say, is deleted.
+    """
     filesystem, root = open_filesystem(url)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     with explain_remote_errors(url):
         if filesystem.exists(f"{root}/{last}"):
+            before = _list_published(filesystem.cat_file(f"{root}/{last}"))
             filesystem.rm_file(f"{root}/{last}")
+            for name in sorted(before.difference(names)):
+                if filesystem.exists(f"{root}/{name}"):
+                    filesystem.rm_file(f"{root}/{name}")
         for name in [*(name for name in names if name != last), last]:
             make_folder(filesystem, f"{root}/{name}".rsplit("/", 1)[0])
             filesystem.put_file(str(folder / name), f"{root}/{name}")
+
+
+def _list_published(data: bytes) -> set[str]:
+    """The files that a manifest names below its own folder; none if it cannot be read."""
+    try:
+        names = {str(name) for name in json.loads(data)["files"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return set()
+    return {name for name in names if "\\" not in name and not {"", ".", ".."} & {*name.split("/")}}
 
 
 def _hash(path: Path) -> str:

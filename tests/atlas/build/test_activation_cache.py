@@ -1,5 +1,7 @@
 """The tower runs once for each image in a build, and the cache changes no bit of the atlas."""
 
+import errno
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +9,13 @@ from torch import nn
 import elude_steer as es
 from demos.toyland import labeller
 from elude_steer.atlas.build import activation_cache, pipeline
-from elude_steer.errors import StorageError
+from elude_steer.errors import ImageError, StorageError
 from elude_steer.models import vision
-from elude_steer.models.images import image_set
+from elude_steer.models.images import Item, image_set
+from elude_steer.models.sources import tar
+from elude_steer.utils.remote import filesystems
 from tests.helpers.tiny import save_images
+from tests.models.sources.test_tar import pack
 
 SPEC = """
 name: cached
@@ -110,3 +115,81 @@ def test_another_precision_is_the_same_from_the_tower_and_from_disk(tmp_path):
         assert torch.equal(inputs, stored[index].inputs)
         assert torch.equal(stream, stored[index].stream)
     assert all(torch.equal(inputs, new[item.index].inputs) for item, inputs in cache.layer_inputs(items))
+
+
+@pytest.fixture
+def shards(folder, tmp_path, monkeypatch):
+    """The images as tar shards of a store that fails as often as `failures` says; its reads are not paused."""
+    monkeypatch.setenv("ELUDE_STEER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(filesystems, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(tar, "_WINDOW", 0)  # each image is fetched by itself
+    open_filesystem, state = tar.open_filesystem, {"images": pack(folder / "images", tmp_path / "shards", 2)}
+    state |= {"failures": 0, "read": 0}
+
+    class Failing:
+        def __init__(self, filesystem):
+            self.filesystem = filesystem
+
+        def __getattr__(self, name):
+            return getattr(self.filesystem, name)
+
+        def cat_file(self, *args, **options):
+            state["read"] += 1
+            if state["read"] > IMAGES // 2 and state["failures"]:
+                state["failures"] -= 1
+                raise TimeoutError("Connect timeout\non endpoint URL")
+            return self.filesystem.cat_file(*args, **options)
+
+    def open_failing(url):
+        filesystem, path = open_filesystem(url)
+        return Failing(filesystem), path
+
+    monkeypatch.setattr(tar, "open_filesystem", open_failing)
+    return state
+
+
+def test_a_store_that_fails_for_a_moment_changes_no_byte(folder, tmp_path, shards):
+    once = build_files(folder, tmp_path / "once", threads=1)
+    shards["failures"] = 2
+    assert build_files(folder, tmp_path / "again", images=shards["images"], threads=1) == once
+    assert not shards["failures"]
+
+
+def test_a_store_that_fails_for_good_ends_the_build_and_the_next_one_goes_on(folder, tmp_path, shards, encoded_images):
+    once = build_files(folder, tmp_path / "once", threads=1)
+    encoded_images.clear()
+    shards["failures"] = 10**9
+    with pytest.raises(StorageError, match=r"cannot be read or written .*Connect timeout on endpoint.* same command"):
+        build_files(folder, tmp_path / "again", images=shards["images"], threads=1)
+    assert not (tmp_path / "again" / "atlas").exists()
+    shards["failures"] = 0
+    assert build_files(folder, tmp_path / "again", images=shards["images"], threads=1) == once
+    assert len(encoded_images) < 2 * IMAGES
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ImageError("the file is damaged"), None),
+        (FileNotFoundError(errno.ENOENT, "No such file"), None),
+        (OSError("image file is truncated"), None),
+        (SyntaxError("broken PNG file"), None),
+        (StorageError("the store is gone"), "^the store is gone$"),
+        (OSError(errno.ETIMEDOUT, "timed\nout"), r"^image 'a\.png' cannot be read now \(.*timed out\); finished work"),
+        (ConnectionResetError(), "^image 'a.png' cannot be read now"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (MemoryError("none left"), "none left"),
+    ],
+)
+def test_only_damaged_and_missing_images_are_left_out(error, raised):
+    skipped = {}
+
+    def fail():
+        raise error
+
+    if raised is None:
+        assert activation_cache.read_item(Item(0, "a.png", fail), skipped) is None and list(skipped) == ["a.png"]
+        return
+    with pytest.raises((StorageError, MemoryError), match=raised):
+        activation_cache.read_item(Item(0, "a.png", fail), skipped)
+    assert not skipped

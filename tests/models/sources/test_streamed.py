@@ -4,15 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from elude_steer.errors import ImageError
+from elude_steer.errors import ImageError, StorageError
 from elude_steer.models.images import image_set
 from elude_steer.trust import UntrustedCodeError
+from elude_steer.utils.remote import filesystems
 
 
 class Rows:
     """What the library's streaming dataset does, over parts in memory."""
 
     column_names = ("image", "label")
+    fails = ()  # numbers of reads at which the connection breaks
 
     def __init__(self, parts, read):
         self.parts, self.read = parts, read
@@ -41,6 +43,8 @@ class Rows:
         for part in self.parts:
             for row in part:
                 self.read.append(row["image"]["path"])
+                if len(self.read) in self.fails:
+                    raise RuntimeError("the client has been closed")
                 yield row
 
 
@@ -95,3 +99,13 @@ def test_what_cannot_be_streamed_is_one_line(stream):
     stream.library.load_dataset_builder = refuse
     with pytest.raises((UntrustedCodeError, ImageError), match=r"could not be loaded|brings code of its own"):
         image_set("hf-stream:me/photos")
+
+
+def test_a_connection_that_breaks_is_opened_again(stream, image_folder, monkeypatch):
+    monkeypatch.setattr(filesystems, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(Rows, "fails", (5, 20))
+    digests = [item.read()[1] for item in image_set("hf-stream:me/photos").items()]
+    assert digests == [item.read()[1] for item in image_set(image_folder).items()]
+    monkeypatch.setattr(Rows, "fails", range(10**6))
+    with pytest.raises(StorageError, match=r"'hf-stream:me/photos' cannot be read .*the client has been closed"):
+        next(image_set("hf-stream:me/photos").items()).read()

@@ -150,3 +150,38 @@ def test_markers_are_plain_json(machine, tmp_path):
     here = machine("a")
     here.share(write(here, last="2"))
     assert list(json.loads((tmp_path / "store" / "done" / "last.json").read_text())) == ["last"]
+
+
+def test_a_local_file_of_the_right_size_and_other_content_is_fetched(machine):
+    here = machine("a")
+    here.share(write(here, data="1", last="2"))
+    there = machine("b")
+    write(there, data="x")
+    there.bring()
+    assert (there.path / "data").read_text() == "1"
+
+
+def test_what_was_deleted_from_the_store_is_not_done(machine):
+    here = machine("a")
+    files = write(here, data="1", last="2")
+    here.share(files)
+    Mirror(here.path, here.url).forget(files)
+    assert not here.has(files[-1])
+
+
+def test_files_of_an_older_atlas_do_not_stay(tmp_path, store):
+    (tmp_path / "store" / "thumbnails").mkdir(parents=True)
+    for name in ("old.json", "thumbnails/1.jpg", "other.txt", "kept.json"):
+        (tmp_path / "store" / name).write_text(name)
+    (tmp_path / "outside").write_text("")
+    names = ["old.json", "thumbnails/1.jpg", "gone", "kept.json", "../outside", "/etc/passwd", "a/../../outside", ""]
+    (tmp_path / "store" / "manifest.json").write_text(json.dumps({"files": dict.fromkeys(names, "hash")}))
+    folder = tmp_path / "atlas"
+    folder.mkdir()
+    for name in ("kept.json", "manifest.json"):
+        (folder / name).write_text("{")
+    publish(folder, store, "manifest.json")
+    found = {path.name for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert found == {"other.txt", "kept.json", "manifest.json"} and (tmp_path / "outside").exists()
+    publish(folder, store, "manifest.json")  # over a manifest that cannot be read
+    assert (tmp_path / "store" / "other.txt").exists()

@@ -17,6 +17,7 @@ from typing import Any
 
 from elude_steer.atlas.build.launchers.resources import Resources
 from elude_steer.atlas.build.launchers.worker import hash_bytes, run_task
+from elude_steer.atlas.build.stages import warn
 from elude_steer.errors import ProcessError
 from elude_steer.utils import optional
 from elude_steer.utils.threads import count_cores
@@ -24,8 +25,8 @@ from elude_steer.utils.threads import count_cores
 _IN_FLIGHT = 4096  # tasks that are submitted and not done; more would only fill the scheduler
 _ATTEMPTS = 3  # to start Ray on this machine
 _START_SECONDS = 600  # until the first worker is there
-# What Ray reads where it starts, unless the user has set it. By default it gives up soon on a machine that does much
-# else, lets its workers wait for every other program (these are the user's own work), and reports to its makers.
+# Settings for Ray when it starts here, unless the user has set them. By default it gives up soon on a busy machine,
+# runs its workers at low priority, and sends usage statistics.
 _SETTINGS = {
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_raylet_start_wait_time_s": "120",
@@ -48,7 +49,7 @@ class RayLauncher:
     stopped: threading.Event = field(default_factory=threading.Event)
     travels: bool = True
     origin: Any = None  # what `worker.describe_build` gives; set once the build is there
-    warming: Any = field(default_factory=list)  # tasks in which the workers of this machine import what they need
+    warming: list[Any] = field(default_factory=list)  # tasks in which the workers of this machine import what they need
     _sent: dict[str, Any] = field(default_factory=dict)
 
     def each(
@@ -108,7 +109,7 @@ class RayLauncher:
             ray.get(ready)
         except ray.exceptions.RayError as error:
             raise ProcessError(
-                f"Ray's workers do not work here ({_shorten(error)}); use --launcher local --processes N."
+                f"Ray's workers fail here ({_shorten(error)}); use --launcher local --processes N."
             ) from error
 
     def _collect(self, ray: Any, running: dict[Any, Any], on_done: Callable[[Any], None] | None) -> None:
@@ -142,22 +143,22 @@ def connect(resources: Resources, address: str | None, processes: int | None) ->
     optional.require("ray", "--launcher ray")
     import ray
 
-    joined = not ray.is_initialized()
+    is_new = not ray.is_initialized()
     workers = processes or count_cores()
-    if joined and address is None:
+    if is_new and address is None:
         _start(ray, workers)
-    elif joined:
+    elif is_new:
         _join(ray, str(address))
     try:
-        _check_fits(ray, resources)
+        _check_fits(ray, resources, may_grow=address is not None)
         launcher = RayLauncher(resources)
-        if joined and address is None:
+        if is_new and address is None:
             # They import while this process loads the model.
             warm = ray.remote(_import_all).options(num_cpus=resources.cpus, max_retries=resources.retries).remote
             launcher.warming = [warm() for _ in range(max(1, workers // resources.cpus))]
         yield launcher
     finally:
-        if joined:
+        if is_new:
             ray.shutdown()
 
 
@@ -165,7 +166,7 @@ def _start(ray: Any, workers: int) -> None:
     """Start Ray on this machine; a machine that does much else may need more than one attempt."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _settings():
+            with _settings_applied():
                 ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises plain ones, too
             with suppress(Exception):
@@ -192,7 +193,7 @@ def _join(ray: Any, address: str) -> None:
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def _settings_applied() -> Iterator[None]:
     """Inside, Ray finds `_SETTINGS` in the environment."""
     added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
     os.environ.update(added)
@@ -215,17 +216,23 @@ def _import_all() -> None:
         getattr(transformers, name)
 
 
-def _check_fits(ray: Any, resources: Resources) -> None:
-    """Raise if no machine of the cluster has what one task asks for: Ray would wait for one without a word."""
+def _check_fits(ray: Any, resources: Resources, *, may_grow: bool = False) -> None:
+    """Raise if no machine of the cluster has what one task asks for: Ray would wait for one without a word.
+
+    If the cluster may grow, warn instead: such a machine may be on its way.
+    """
     asked = {"CPU": float(resources.cpus), "GPU": resources.gpus, "memory": resources.memory * 1e9}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if nodes and not any(all(node.get(name, 0) >= count for name, count in asked.items()) for node in nodes):
         largest = {name: max(node.get(name, 0) for node in nodes) for name in asked}
-        raise ProcessError(
+        text = (
             f"no machine of the Ray cluster has what a task asks for (cpus={resources.cpus}, gpus={resources.gpus:g}, "
             f"memory={resources.memory:g}); the largest numbers are cpus={largest['CPU']:g}, gpus={largest['GPU']:g}, "
-            f"memory={largest['memory'] / 1e9:.1f}. Ask for less, or start such a machine first."
+            f"memory={largest['memory'] / 1e9:.1f}. "
         )
+        if not may_grow:
+            raise ProcessError(f"{text}Ask for less, or start such a machine first.")
+        warn(f"{text}The build waits until the cluster has such a machine; to ask for less, stop it and run it again.")
 
 
 def _run(references: list[Any], names: tuple[str, str], task: Any) -> str | None:

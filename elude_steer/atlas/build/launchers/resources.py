@@ -17,7 +17,7 @@ class Resources:
 
     Attributes:
         cpus: Cores of a task; a SLURM job does so many pieces at a time, a Ray task one.
-        gpus: GPUs of a task; Ray takes shares such as 0.5.
+        gpus: GPUs of a task; Ray takes shares such as 0.5, SLURM whole ones.
         memory: Gigabytes of memory of a task; 0 does not ask.
         retries: How often a task is begun again after its process or machine was lost.
         jobs: Jobs of one SLURM array; each does an equal share of a stage.
@@ -30,8 +30,8 @@ class Resources:
     """
 
     cpus: int = 1
-    gpus: float = 0
-    memory: float = 0
+    gpus: float = 0.0
+    memory: float = 0.0
     retries: int = 10
     jobs: int = field(default=16, metadata={"for": "slurm"})
     minutes: int = field(default=240, metadata={"for": "slurm"})
@@ -69,6 +69,8 @@ def read_resources(launcher: str, settings: Sequence[str], address: str | None =
         low = 1 if name in ("cpus", "jobs", "minutes") else 0
         if not isinstance(values[name], str) and not low <= values[name] <= 1e6:
             problems.append(f"resource {name} is {value}; it must be between {low} and a million.")
+    if launcher == "slurm" and values.get("gpus", 0.0) % 1 > 0:
+        problems.append(f"resource gpus is {values['gpus']:g}; a SLURM job has whole GPUs: write gpus=1.")
     if values.get("cluster", "slurm") not in ("slurm", "local", "debug"):
         problems.append(f"resource cluster is '{values['cluster']}'; it must be slurm, local or debug.")
     if problems:

@@ -2,7 +2,8 @@
 
 What travels are two pickles: the build (its spec, the images that it found and a hash of all that its numbers depend
 on), and for each stage the function that does a piece. Both are made by the process that the user started; a process
-reads them from its engine, never from a work folder that others may write to.
+reads them from its engine, or from a file whose hash the engine tells, never as a work folder has them to which others
+may write.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """Pieces that are done by another process: here the other one is this one, with a home and a memory of its own."""
 
 import os
+import shlex
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +19,13 @@ from elude_steer.atlas.build import pipeline, stages
 from elude_steer.atlas.build.launchers import ray_launcher, slurm_launcher, worker
 from elude_steer.atlas.build.launchers.ray_launcher import RayLauncher
 from elude_steer.atlas.build.launchers.resources import Resources, read_resources
-from elude_steer.errors import ProcessError, SpecError, StorageError
+from elude_steer.errors import EludeSteerWarning, ProcessError, SpecError, StorageError
 from elude_steer.specs import AtlasSpec, ClustersSpec, ModelSpec, SplitSpec, TokensSpec
 from elude_steer.utils.parallel import Slots, WorkerGroup
 from elude_steer.utils.remote import mirror, root
 from tests.models.sources.test_tar import pack
 
+ROOT = Path(__file__).parents[4]
 cloudpickle = pytest.importorskip("cloudpickle", reason="brought by submitit and Ray")
 
 
@@ -232,6 +237,30 @@ def test_resources_are_read_with_all_problems_at_once():
             read_resources(launcher, settings, address)
 
 
+def test_numbers_may_be_shares_where_the_engine_takes_them():
+    asked = read_resources("ray", ["gpus=0.125", "memory=1.5", "cpus=2"], "auto")
+    assert (asked.gpus, asked.memory, asked.cpus) == (0.125, 1.5, 2)
+    assert read_resources("slurm", ["memory=1.5", "gpus=2"]).memory == 1.5
+    for settings, why in (
+        (["gpus=0.5"], r"gpus is 0\.5; a SLURM job has whole GPUs: write gpus=1"),
+        (["gpus=1.5"], "whole GPUs"), (["gpus=nan"], "must be between"), (["gpus=inf"], "must be between"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=why):
+            read_resources("slurm", settings)
+
+
+def test_the_resources_of_every_command_in_the_documents_are_taken():
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "demos" / "guides").glob("*.md"))):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("elude-steer ") and "--launcher" in line:
+                words = shlex.split(line, comments=True)
+                value = dict(pairwise(words))
+                settings = [after for word, after in pairwise(words) if word == "--resource"]
+                found.append(read_resources(value["--launcher"], settings, value.get("--address")))
+    assert len(found) >= 3 and any(asked.gpus == 0.125 for asked in found)
+
+
 def test_the_command_refuses_before_a_model_is_loaded(run, image_folder):
     code, _, err = run("build", "toyland", "--launcher", "ray", "--resource", "gpu=1")
     assert code == 1 and "resource 'gpu=1' is not one of" in err
@@ -250,6 +279,12 @@ def test_ray_is_not_asked_for_what_no_machine_has():
     ray_launcher._check_fits(ray, Resources(cpus=2, memory=6))
     with pytest.raises(ProcessError, match=r"gpus=1.*the largest numbers are cpus=2, gpus=0, memory=8\.0"):
         ray_launcher._check_fits(ray, Resources(gpus=1))
+
+
+def test_a_cluster_that_may_grow_is_waited_for():
+    ray = type("Ray", (), {"nodes": staticmethod(lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])})
+    with pytest.warns(EludeSteerWarning, match=r"gpus=1.*waits until the cluster has such a machine"):
+        ray_launcher._check_fits(ray, Resources(gpus=1), may_grow=True)
 
 
 # SLURM, through submitit's executors of this machine.
@@ -301,20 +336,101 @@ def test_lost_jobs_are_submitted_again_and_given_up_in_the_end(submitit, tmp_pat
         launcher.each(range(7), print)
 
 
-def test_the_generated_script_asks_for_what_was_said(submitit, tmp_path):
-    from submitit.slurm.slurm import _make_sbatch_string
+@pytest.fixture
+def slurm(submitit, tmp_path, monkeypatch):
+    """The programs of SLURM, as far as submitting goes: `sbatch` takes every script as job 42."""
+    for name, text in (("srun", "exit 1"), ("sacct", "exit 1"), ("sbatch", "echo Submitted batch job 42")):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(submitit.SlurmExecutor, "_throttle", lambda self: None)
 
-    asked = Resources(cpus=8, gpus=1, memory=32, minutes=90, partition="a100", account="vision", constraint="80gb")
-    parameters = slurm_launcher.SlurmLauncher(asked, tmp_path)._parameters(16)
-    assert not set(parameters) - {"slurm_" + name for name in ("array_parallelism", "partition", "account", "qos")} - {
-        "slurm_constraint", "name", "timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb",
-    }  # fmt: skip
-    script = _make_sbatch_string(
-        command="run", folder=tmp_path, job_name="elude-steer", time=90, cpus_per_task=8, gpus_per_node=1, mem="32GB",
-        partition="a100", account="vision", constraint="80gb", map_count=16, array_parallelism=16,
-    )  # fmt: skip
-    for line in ("--array=0-15%16", "--partition=a100", "--time=90", "--gpus-per-node=1", "--account=vision"):
-        assert f"#SBATCH {line}" in script
+
+def submit_script(settings, folder, shares):
+    """The lines of the script that a launcher with these settings submits for so many shares."""
+    launcher = slurm_launcher.connect(read_resources("slurm", settings), folder)
+    payload = slurm_launcher.Payload(folder, "a", "b", 8)
+    assert len(launcher._submit(payload, [[number] for number in range(shares)])) == shares
+    text = (folder / "42_submission.sh").read_text().replace(str(folder), "WORK/slurm")
+    return [line for line in text.replace(sys.executable, "python").splitlines() if line]
+
+
+def test_the_script_in_the_guide_is_the_one_that_its_command_submits(slurm, tmp_path):
+    guide = (ROOT / "demos" / "guides" / "scaling.md").read_text(encoding="utf-8")
+    shown = guide[guide.index("#!/bin/bash") :].partition("\n```")[0].replace(" \\\n ", "")
+    (command,) = [line for line in guide.splitlines() if line.startswith("elude-steer") and "--launcher slurm" in line]
+    settings = [value for word, value in pairwise(shlex.split(command)) if word == "--resource"]
+    script = submit_script(settings, tmp_path / "jobs", read_resources("slurm", settings).jobs)
+    kinds = ("#!", "#SBATCH", "export", "srun")
+    wanted = [line for line in shown.splitlines() if line.startswith(kinds)]
+    assert [line for line in script if line.startswith(kinds)] == wanted and len(wanted) == 15
+
+
+def test_the_generated_script_asks_for_what_was_said(slurm, tmp_path):
+    asked = ["memory=32", "account=vision", "constraint=80gb", "qos=low", "minutes=90"]
+    script = submit_script(asked, tmp_path / "jobs", 3)
+    for line in ("array=0-2%3", "mem=32GB", "account=vision", "constraint=80gb", "qos=low", "time=90"):
+        assert f"#SBATCH --{line}" in script
+    assert not any("gpus" in line or "partition" in line for line in script)
+
+
+class FakeJob:
+    """A job that has ended if it has a result, and counts how often it was cancelled."""
+
+    def __init__(self, result=None):
+        self.outcome, self.cancelled = result, 0
+
+    def done(self):
+        return self.outcome is not None
+
+    def result(self):
+        return self.outcome or None
+
+    def cancel(self):
+        self.cancelled += 1
+        raise OSError("scancel is not there")
+
+
+def test_an_error_of_the_last_job_ends_the_others_at_once(tmp_path, monkeypatch):
+    jobs = [FakeJob(), FakeJob(), FakeJob("the disk is full")]
+    monkeypatch.setattr(slurm_launcher.SlurmLauncher, "_submit", lambda *_: jobs)
+    launcher = slurm_launcher.SlurmLauncher(Resources(jobs=3), tmp_path)
+    with pytest.raises(ProcessError, match=r"^the disk is full$"):
+        launcher.each(range(3), print)
+    assert [job.cancelled for job in jobs] == [1, 1, 0] and launcher.stopped.is_set()
+
+
+def test_an_interruption_cancels_the_jobs(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    jobs = [FakeJob(), FakeJob()]
+    monkeypatch.setattr(slurm_launcher.SlurmLauncher, "_submit", lambda *_: jobs)
+    monkeypatch.setattr(slurm_launcher.time, "sleep", interrupt)
+    launcher = slurm_launcher.SlurmLauncher(Resources(jobs=2), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.each(range(2), print)
+    assert [job.cancelled for job in jobs] == [1, 1] and launcher.stopped.is_set()
+
+
+def test_what_all_jobs_read_is_written_once(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        slurm_launcher.SlurmLauncher, "_submit", lambda _, payload, shares: sent.append(payload) or [FakeJob("")]
+    )
+    launcher = slurm_launcher.SlurmLauncher(Resources(jobs=1), tmp_path)
+    launcher.origin = SimpleNamespace(threads=3, images=["x" * 1000] * 1000)
+    for stage in (print, len):
+        launcher.each([1], stage)
+        assert len(cloudpickle.dumps(sent[-1])) < 1000 and sent[-1].threads == 3
+        assert sent[-1].read(sent[-1].work) is stage
+        assert sent[-1].read(sent[-1].origin).images == launcher.origin.images
+    assert len(list(tmp_path.iterdir())) == 3, "the build, and two stages"
+    slurm_launcher.payload_path(tmp_path, sent[0].work).write_bytes(b"other")
+    with pytest.raises(ProcessError, match="is damaged; delete it and run"):
+        sent[0].read(sent[0].work)
 
 
 def test_without_slurm_the_launcher_says_so(submitit, tmp_path, monkeypatch):
