@@ -35,7 +35,7 @@ class Stranger:
         """A model of a class that only its own code has."""
         name, folder = self._place("model")
         config = {"model_type": "stranger", "auto_map": {auto: f"stranger.{auto}" for auto in _AUTO}}
-        self._write(folder, {"config.json": config, "stranger.py": self._code()})
+        self._write(folder, {"config.json": config, "stranger.py": self.code()})
         return name
 
     def disguised(self, shipped: str) -> str:
@@ -52,7 +52,7 @@ class Stranger:
             if "image_processor" in content:
                 content["image_processor"]["auto_map"] = {"AutoImageProcessor": "stranger.ImageProcessor"}
             self._write(folder, {file: {**content, "auto_map": auto_map}})
-        self._write(folder, {"stranger.py": self._code(), "custom_generate/generate.py": self._code()})
+        self._write(folder, {"stranger.py": self.code(), "custom_generate/generate.py": self.code()})
         return name
 
     def with_code_in(self, part: str) -> str:
@@ -89,7 +89,7 @@ class Stranger:
         modules = [{"idx": 0, "name": "0", "path": "", "type": "stranger.Matcher"}]
         config = {"__version__": {"sentence_transformers": "6.0.0"}, "model_type": "SentenceTransformer"}
         files = {"modules.json": modules, "config_sentence_transformers.json": config, "config.json": {}}
-        self._write(folder, {**files, "stranger.py": self._code()})
+        self._write(folder, {**files, "stranger.py": self.code()})
         return name
 
     def atlas(self, **parts: str) -> str:
@@ -151,7 +151,7 @@ class Stranger:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
 
-    def _code(self) -> str:
+    def code(self) -> str:
         """It stops at once, so that a test with permission takes no longer than one without."""
         return f"from pathlib import Path\n\nPath({str(self.marker)!r}).touch()\nraise RuntimeError('the code ran')\n"
 
