@@ -14,7 +14,12 @@ from elude_steer.specs import AtlasSpec, Recipe
 from elude_steer.utils.files import check_file, check_folder, read_bytes, write_file
 from elude_steer.utils.yaml_schema import parse_document
 
-_MAX_STEPS, _MAX_BYTES = 500, 4_000_000
+_MAX_STEPS, _MAX_BYTES, _MAX_IMAGE = 500, 4_000_000, 100_000_000
+# How a file begins that `recipes copy` takes for an image: another one would be a stranger's under a stranger's name.
+_IMAGE_STARTS = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM|II\*\0|MM\0\*|P[1-6]\s|....ftypavi[fs]", re.DOTALL
+)
+_IMAGE_NAME = re.compile(r"[^.].*\.(?:png|jpe?g|webp|bmp|gif|tiff?|ppm|avif)", re.IGNORECASE)
 
 
 class ShippedRecipe(NamedTuple):
@@ -102,6 +107,8 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
     text = _read_text(source)
     if str(target).endswith("/") or Path(target).expanduser().is_dir():
         path = check_folder(target) / source.name
+        if source.suffix not in (".yaml", ".yml"):
+            raise SpecError(f"'{source}' does not end in .yaml; give the copy a file name that does.")
     else:
         path = check_file(target, (".yaml", ".yml"))
     copies = {path: b""}
@@ -109,8 +116,10 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
     for name in names:
         image = source.parent / name
         if image.is_file():
-            copies[path.parent / image.name] = image.read_bytes()
-            text = re.sub(rf"((?:image|mask): *['\"]?){re.escape(name)}", rf"\g<1>{image.name}", text)
+            data = _read_image(source, name)
+            if copies.setdefault(path.parent / image.name, data) != data:
+                raise SpecError(f"'{source}' names two files '{image.name}', and a copy has one; rename one of them.")
+            text = re.sub(rf"((?:image|mask): *['\"]?){re.escape(name)}", lambda m, n=image.name: m[1] + n, text)  # type: ignore[misc]
     copies[path] = text.encode()
     new = {place: data for place, data in copies.items() if not (place.is_file() and place.read_bytes() == data)}
     for place in copies:
@@ -119,6 +128,21 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
     for place, data in reversed(new.items()):  # the recipe last, when what it needs is there
         write_file(place, lambda file, data=data: file.write(data))  # type: ignore[misc]
     return list(new)
+
+
+def _read_image(recipe: Path, name: str) -> bytes:
+    """The image or mask of a recipe, to be copied; raise if it is none, or lies outside the recipe's folder."""
+    path, ours = recipe.parent / name, recipes_dir() in recipe.resolve().parents
+    said = f"'{recipe}' names the file {ascii(name)[:80]}, which is not copied:"
+    if not ours and recipe.resolve().parent not in path.resolve().parents:
+        raise SpecError(f"{said} it lies outside the recipe's folder; copy it by hand if it is yours.")
+    try:
+        data = read_bytes(path, _MAX_IMAGE)
+    except OSError as error:
+        raise SpecError(f"{said} it cannot be read ({error.strerror}); copy it by hand.") from error
+    if not _IMAGE_NAME.fullmatch(path.name) or not _IMAGE_STARTS.match(data):
+        raise SpecError(f"{said} it is no PNG, JPEG or other image; correct the recipe.")
+    return data
 
 
 def _image_names(recipe: Recipe) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
 
 
 def import_settings() -> dict[str, str]:
-    """Variables with which another Python finds this package, and nothing in the current folder: it may be anybody's."""
+    """Variables for another Python that is to import this package, and nothing of whoever owns the current folder."""
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # an empty one is the current folder
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([*checkout(), *given])}
 
