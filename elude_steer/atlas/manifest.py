@@ -18,6 +18,7 @@ from elude_steer.atlas.manifest_rules import (
     check_places,
     is_commit,
     is_snapshot,
+    parse_json,
     unsound,
 )
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
@@ -69,10 +70,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise AtlasError(f"'{path}' cannot be read ({error.strerror}).") from error
     try:
-        manifest = json.loads(raw)
-        sound = raw == _text(manifest).encode() and manifest["checksum"] == _checksum(manifest)
+        manifest = parse_json(folder, MANIFEST, raw)
+        sound = _is_text_of(manifest, raw) and manifest["checksum"] == _checksum(manifest)
     except RecursionError as error:
         raise unsound(folder, MANIFEST, "nested too deeply") from error
+    except AtlasError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
@@ -253,7 +256,22 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return "".join(_write_json(value)) + "\n"
+
+
+def _write_json(value: Any) -> Iterator[str]:
+    return json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value)
+
+
+def _is_text_of(value: Any, raw: bytes) -> bool:
+    """Whether bytes are what `_text` gives; compared piece by piece, because what is nested takes many times more."""
+    end = 0
+    for text in _write_json(value):
+        piece = text.encode()
+        if not raw.startswith(piece, end):
+            return False
+        end += len(piece)
+    return raw[end:] == b"\n"
 
 
 def find_commit(folder: Path) -> str | None:

@@ -185,8 +185,9 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-        data = file.read(min(limit, max(found.st_size, 2**16)) + 1)  # files of the system say that they have 0 bytes
-    if len(data) > limit:
+        size = max(found.st_size, 2**16)  # files of the system say that they have 0 bytes
+        data = file.read(min(limit, size) + 1) if found.st_size <= limit else b""
+    if max(len(data), found.st_size) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit / 1e6:,.0f} MB")
     return data
 

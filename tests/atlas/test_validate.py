@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
-from elude_steer.atlas import manifest, reference_images
+from elude_steer.atlas import manifest, manifest_rules, reference_images, validate
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages, check_source, find_image_source, record_build
 from elude_steer.errors import AtlasError, SpecError
@@ -188,6 +189,69 @@ def test_json_is_bounded_in_depth_and_size(files, base, tmp_path, monkeypatch):
     monkeypatch.setattr("elude_steer.atlas.manifest.MAX_JSON", 99)
     with pytest.raises(AtlasError, match=r"'manifest\.json': [\d,]+ bytes are more than 99"):
         Atlas.load(base)
+
+
+@pytest.mark.parametrize("piece", ["[],", "{},", '{"":0},', "0,"])
+@pytest.mark.parametrize("name", ["images.json", "labels.json", "manifest.json"])
+def test_json_of_many_values_is_refused_before_it_takes_memory(name, piece, files, tmp_path, monkeypatch):
+    """A list takes 20 times the three bytes that name it; the real bound is as far from the largest sound atlas."""
+    monkeypatch.setattr(manifest_rules, "_MAX_VALUES", 50_000)
+    text = '{"a": [' + piece * 200_000 + "0]}"
+    if name == "manifest.json":
+        files.manifest_text = text
+    else:
+        del files.json[name]
+        files.raw[name] = text.encode()
+    files.write(tmp_path / "a")
+    tracemalloc.start()
+    with pytest.raises(AtlasError, match=rf"'{name}': [\d,]+ brackets and commas are more than 50,000"):
+        Atlas.load(tmp_path / "a")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+def test_the_bound_leaves_room_for_the_largest_atlas():
+    """Of 1.3 million images, with a comma in each name, and of 300,000 sub-units."""
+    assert manifest_rules._MAX_VALUES > 2 * 1_300_000 > 4 * 300_000
+    assert manifest_rules._MAX_VALUES / 2 * 240 < 500e6, "dictionaries of one key, the largest values for their bytes"
+
+
+def test_a_manifest_that_is_nested_takes_no_more_memory_than_it_has(files, tmp_path):
+    """Written with indents, which the manifest's text has, this one takes 100 times as much."""
+    files.manifest_text = '{"a": ' + "[" * 900 + "0," * 20_000 + "0" + "]" * 900 + "}"
+    files.write(tmp_path / "a")
+    tracemalloc.start()
+    with pytest.raises(AtlasError, match=r"'manifest\.json' has changed since it was written"):
+        Atlas.load(tmp_path / "a")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("d_in", range(1, 18))
+def test_members_cover_every_dimension_and_no_other(d_in):
+    def problems(members):
+        tensors = {"units": torch.zeros(1, dtype=torch.int32), "members": torch.from_numpy(members[None])}
+        tensors |= {"sizes": torch.ones(1, dtype=torch.int32), "rho": torch.ones(1)}
+        return list(validate._membership_problems(tensors, {"d_out": 1, "d_in": d_in}))
+
+    full = np.packbits(np.ones(d_in, np.uint8))
+    assert problems(full) == []
+    for dimension in range(len(full) * 8):
+        bits = np.unpackbits(full)
+        bits[dimension] ^= 1
+        expected = "belong to none" if dimension < d_in else f"has bits behind the {d_in} input dimensions"
+        assert expected in problems(np.packbits(bits))[0]
+
+
+def test_members_take_no_byte_for_each_dimension():
+    d_in = 2**24 - 3
+    tensors = {"units": torch.zeros(1, dtype=torch.int32), "sizes": torch.ones(1, dtype=torch.int32)}
+    tensors |= {"members": torch.full((1, 2**21), 255, dtype=torch.uint8), "rho": torch.ones(1)}
+    tensors["members"][0, -1] = 0b11111000
+    tracemalloc.start()
+    assert list(validate._membership_problems(tensors, {"d_out": 1, "d_in": d_in})) == []
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
 
 
 # Files and images outside the atlas
