@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from elude_steer.errors import SpecError, StorageError, did_you_mean
@@ -39,7 +40,7 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
         400000
     """
     path = find_recipe(path_or_name)
-    text = _read_text(path)
+    text = read_text(path)
     if _steering_keys(text) > 0:
         raise SpecError(
             f"'{path_or_name}' says what to change, not how to build an atlas: `elude-steer run {path_or_name}`."
@@ -50,7 +51,7 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
 def load_recipe(path_or_name: str | Path) -> Recipe:
     """Read the steering recipe in a YAML file, or the shipped one of that name; its images become full paths."""
     path = find_recipe(path_or_name)
-    text = _read_text(path)
+    text = read_text(path)
     if _steering_keys(text) < 0:
         raise SpecError(
             f"'{path_or_name}' says how to build an atlas, not what to change: `elude-steer build {path_or_name}`."
@@ -66,7 +67,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
 
 def load_any_recipe(path_or_name: str | Path) -> AtlasSpec | Recipe:
     """Read a document of either kind."""
-    is_steering = _steering_keys(_read_text(find_recipe(path_or_name))) > 0
+    is_steering = _steering_keys(read_text(find_recipe(path_or_name))) > 0
     return load_recipe(path_or_name) if is_steering else load_spec(path_or_name)
 
 
@@ -80,7 +81,8 @@ def _steering_keys(text: str) -> int:
 def require_image(recipe: Recipe) -> None:
     """Raise if a recipe names no image."""
     if recipe.image is None:
-        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `elude-steer run {recipe.name} --image FILE`.")
+        command = f"elude-steer run {quote(recipe.name)} --image FILE"
+        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `{command}`.")
 
 
 def check_files(recipe: Recipe) -> None:
@@ -104,7 +106,7 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
         The files that were written, the recipe first.
     """
     source = find_recipe(path_or_name)
-    text = _read_text(source)
+    text = read_text(source)
     if str(target).endswith("/") or Path(target).expanduser().is_dir():
         path = check_folder(target) / source.name
         if source.suffix not in (".yaml", ".yml"):
@@ -151,7 +153,8 @@ def _image_names(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a recipe."""
     try:
         # As Python reads a file of text: all ends of lines become one.
         return io.TextIOWrapper(io.BytesIO(read_bytes(path, _MAX_BYTES)), encoding="utf-8").read()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.manifest_rules import (
+    ATLAS_FILES,
     CARD,
     MANIFEST,
     MAX_JSON,
@@ -296,7 +297,10 @@ def _download(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repo_id, revision=revision, local_files_only=bool(why_unreachable())))
+        offline = bool(why_unreachable())
+        return Path(
+            snapshot_download(repo_id, revision=revision, local_files_only=offline, allow_patterns=[*ATLAS_FILES])
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         cause = str(error).strip().splitlines()
         raise AtlasError(

@@ -26,6 +26,7 @@ FAMILIARITY, CALIBRATION = "familiarity.safetensors", "calibration.safetensors"
 READ = (MEMBERSHIPS, REFERENCES, IMAGES, LABEL_NAMES, LABEL_SCORES, FAMILIARITY, CALIBRATION)  # all that loading reads
 _REQUIRED_FILES = (MEMBERSHIPS, REFERENCES, IMAGES)
 _NEVER_READ = (CARD, "streams.safetensors")  # the card, and a file of an older version
+ATLAS_FILES = (MANIFEST, *READ, *_NEVER_READ, "thumbnails/*.jpg")  # all that an atlas may have
 _THUMBNAIL = re.compile(r"thumbnails/([0-9]{6,9})\.jpg")
 
 MAX_JSON = 64 * 2**20  # bytes of a JSON file; the manifest of 300,000 thumbnails has half of that

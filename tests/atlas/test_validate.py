@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import struct
 import tracemalloc
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 from torch import nn
 
@@ -18,6 +20,9 @@ from elude_steer.atlas import manifest, manifest_rules, reference_images, valida
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages, check_source, find_image_source, record_build
 from elude_steer.errors import AtlasError, SpecError
+from elude_steer.recipe_files import require_image
+from elude_steer.specs import Recipe
+from elude_steer.steering.plan import _note_far
 from tests.helpers import liars
 from tests.helpers.atlases import make_atlas
 from tests.helpers.liars import Files, make_full_atlas, try_case, use, write_safetensors
@@ -370,3 +375,36 @@ def test_the_hashes_of_these_cases_are_those_that_the_package_writes(base, tmp_p
     written = json.loads((tmp_path / "a" / "manifest.json").read_text())
     content = {key: value for key, value in written.items() if key not in ("format", "files", "checksum")}
     assert manifest.write_manifest(tmp_path / "a", content) == written
+
+
+def test_of_the_hub_only_files_of_an_atlas_are_downloaded(base, monkeypatch):
+    own = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
+    others = ["model.safetensors", "evil.py", "sub/manifest.json", "thumbnails/x.bin", ".gitattributes"]
+    kept = set()
+
+    def download(_id, *, allow_patterns, **_):
+        kept.update(filter_repo_objects([*own, *others], allow_patterns=allow_patterns))
+        return str(base)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert manifest.download_atlas("me/atlas", None) == base
+    assert kept == own and any(name.startswith("thumbnails/") for name in own)
+
+
+def test_a_command_to_copy_holds_no_other(pictures, tmp_path, monkeypatch):
+    """The text of a stranger in it is one word for the shell."""
+    text = "x; touch $(pwd)/y 'z"
+    atlas = SimpleNamespace(name=text)
+    monkeypatch.setattr(reference_images, "find_image_source", lambda _: None)
+    monkeypatch.setattr(reference_images, "_image_spec", lambda _: {"source": text})
+    with pytest.raises(SpecError) as caught:
+        check_source(atlas)
+    with pytest.raises(SpecError) as other:
+        require_image(Recipe(name=text, atlas="toyland", steps=()))
+    note = _note_far(atlas, text, "dog", 0.1)[0]
+    commands = [str(caught.value).split("say so: ")[1][:-1], *(t.split("`")[1] for t in (str(other.value), note))]
+    assert [shlex.split(command) for command in commands] == [
+        ["--images", text],
+        ["elude-steer", "run", text, "--image", "FILE"],
+        ["elude-steer", "concepts", text, "--like", text],
+    ]
