@@ -35,7 +35,7 @@ def kept_out(code):
     `.ci/run` has both.
     """
     text = ast.unparse(code)
-    leaves_out = re.search(r"mark\.(slow|gpu|skip)|pytest\.(importorskip|skip)", text)
+    leaves_out = re.search(r"mark\.(slow|gpu|skip)|pytest\.(importorskip|skip)|^(slow|gpu)$", text)
     return leaves_out is not None and not re.search(r"gradio|chromium", text, re.IGNORECASE)
 
 
@@ -47,13 +47,14 @@ def kept_out(code):
         ("pytest.importorskip('ray')", True),
         ("ray = pytest.importorskip('ray')", True),
         ("pytest.mark.skip", True),
+        ("slow", True),
         ("gradio = pytest.importorskip('gradio')", False),
         ("SKIPPED = re.compile('skip')", False),
     ],
 )
 def test_tests_that_do_not_run_by_default_are_seen(code, out):
     (statement,) = ast.parse(code).body
-    assert kept_out(statement.value if code.startswith("pytest.mark") else statement) is out
+    assert kept_out(statement.value if code in ("pytest.mark.skip", "slow") else statement) is out
 
 
 def without_network(*command):
