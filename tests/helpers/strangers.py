@@ -110,11 +110,12 @@ class Stranger:
 
     def recipe(self, **parts: str) -> str:
         """A steering recipe that names an atlas of the stranger's; it can be exported, too."""
-        image = str(Path(__file__).parents[2] / "demos" / "images" / "toyland-dog.png")
+        image = Path(__file__).parents[2] / "demos" / "images" / "toyland-dog.png"
+        shutil.copy(image, self.folder)
         settings = {"mode": "scale", "nu": "all"}
         steps = [{"minus": ["dog"], "settings": settings}]
         return self._document(
-            "recipe.yaml", {"name": "innocent", "atlas": self.atlas(**parts), "image": image, "steps": steps}
+            "recipe.yaml", {"name": "innocent", "atlas": self.atlas(**parts), "image": image.name, "steps": steps}
         )
 
     def _change(self, spec: dict, parts: dict[str, str]) -> dict:
