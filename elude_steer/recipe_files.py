@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from elude_steer.errors import SpecError, StorageError, did_you_mean
@@ -14,7 +15,12 @@ from elude_steer.specs import AtlasSpec, Recipe
 from elude_steer.utils.files import check_file, check_folder, read_bytes, write_file
 from elude_steer.utils.yaml_schema import parse_document
 
-_MAX_STEPS, _MAX_BYTES = 500, 4_000_000
+_MAX_STEPS, _MAX_BYTES, _MAX_IMAGE = 500, 4_000_000, 100_000_000
+# How a file begins that `recipes copy` takes for an image: another one would be a stranger's under a stranger's name.
+_IMAGE_STARTS = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM|II\*\0|MM\0\*|P[1-6]\s|....ftypavi[fs]", re.DOTALL
+)
+_IMAGE_NAME = re.compile(r"[^.].*\.(?:png|jpe?g|webp|bmp|gif|tiff?|ppm|avif)", re.IGNORECASE)
 
 
 class ShippedRecipe(NamedTuple):
@@ -34,7 +40,7 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
         400000
     """
     path = find_recipe(path_or_name)
-    text = _read_text(path)
+    text = read_text(path)
     if _steering_keys(text) > 0:
         raise SpecError(
             f"'{path_or_name}' says what to change, not how to build an atlas: `elude-steer run {path_or_name}`."
@@ -45,7 +51,7 @@ def load_spec(path_or_name: str | Path) -> AtlasSpec:
 def load_recipe(path_or_name: str | Path) -> Recipe:
     """Read the steering recipe in a YAML file, or the shipped one of that name; its images become full paths."""
     path = find_recipe(path_or_name)
-    text = _read_text(path)
+    text = read_text(path)
     if _steering_keys(text) < 0:
         raise SpecError(
             f"'{path_or_name}' says how to build an atlas, not what to change: `elude-steer build {path_or_name}`."
@@ -61,7 +67,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
 
 def load_any_recipe(path_or_name: str | Path) -> AtlasSpec | Recipe:
     """Read a document of either kind."""
-    is_steering = _steering_keys(_read_text(find_recipe(path_or_name))) > 0
+    is_steering = _steering_keys(read_text(find_recipe(path_or_name))) > 0
     return load_recipe(path_or_name) if is_steering else load_spec(path_or_name)
 
 
@@ -75,7 +81,8 @@ def _steering_keys(text: str) -> int:
 def require_image(recipe: Recipe) -> None:
     """Raise if a recipe names no image."""
     if recipe.image is None:
-        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `elude-steer run {recipe.name} --image FILE`.")
+        command = f"elude-steer run {quote(recipe.name)} --image FILE"
+        raise SpecError(f"recipe '{recipe.name}' has no image; give one: `{command}`.")
 
 
 def check_files(recipe: Recipe) -> None:
@@ -99,9 +106,11 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
         The files that were written, the recipe first.
     """
     source = find_recipe(path_or_name)
-    text = _read_text(source)
+    text = read_text(source)
     if str(target).endswith("/") or Path(target).expanduser().is_dir():
         path = check_folder(target) / source.name
+        if source.suffix not in (".yaml", ".yml"):
+            raise SpecError(f"'{source}' does not end in .yaml; give the copy a file name that does.")
     else:
         path = check_file(target, (".yaml", ".yml"))
     copies = {path: b""}
@@ -109,8 +118,10 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
     for name in names:
         image = source.parent / name
         if image.is_file():
-            copies[path.parent / image.name] = image.read_bytes()
-            text = re.sub(rf"((?:image|mask): *['\"]?){re.escape(name)}", rf"\g<1>{image.name}", text)
+            data = _read_image(source, name)
+            if copies.setdefault(path.parent / image.name, data) != data:
+                raise SpecError(f"'{source}' names two files '{image.name}', and a copy has one; rename one of them.")
+            text = re.sub(rf"((?:image|mask): *['\"]?){re.escape(name)}", lambda m, n=image.name: m[1] + n, text)  # type: ignore[misc]
     copies[path] = text.encode()
     new = {place: data for place, data in copies.items() if not (place.is_file() and place.read_bytes() == data)}
     for place in copies:
@@ -121,13 +132,29 @@ def copy_recipe(path_or_name: str | Path, target: str | Path) -> list[Path]:
     return list(new)
 
 
+def _read_image(recipe: Path, name: str) -> bytes:
+    """The image or mask of a recipe, to be copied; raise if it is none, or lies outside the recipe's folder."""
+    path, ours = recipe.parent / name, recipes_dir() in recipe.resolve().parents
+    said = f"'{recipe}' names the file {ascii(name)[:80]}, which is not copied:"
+    if not ours and recipe.resolve().parent not in path.resolve().parents:
+        raise SpecError(f"{said} it lies outside the recipe's folder; copy it by hand if it is yours.")
+    try:
+        data = read_bytes(path, _MAX_IMAGE)
+    except OSError as error:
+        raise SpecError(f"{said} it cannot be read ({error.strerror}); copy it by hand.") from error
+    if not _IMAGE_NAME.fullmatch(path.name) or not _IMAGE_STARTS.match(data):
+        raise SpecError(f"{said} it is no PNG, JPEG or other image; correct the recipe.")
+    return data
+
+
 def _image_names(recipe: Recipe) -> tuple[str, ...]:
     """The files that a recipe names, as it names them."""
     names = (recipe.image, *(step.mask for step in recipe.steps))
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a recipe."""
     try:
         # As Python reads a file of text: all ends of lines become one.
         return io.TextIOWrapper(io.BytesIO(read_bytes(path, _MAX_BYTES)), encoding="utf-8").read()

@@ -9,10 +9,16 @@ manifest, a spec or a recipe is a file of somebody else: it can say that a model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from elude_steer.errors import ModelError
+
+_SECONDS_TO_ANSWER = "TIME_OUT_REMOTE_CODE"
+_lock = threading.Lock()
+_silent: list[float] = []  # what transformers had before each call that is under way, which ends with the last of them
 
 
 class UntrustedCodeError(ModelError):
@@ -65,8 +71,32 @@ def call_loader(
     if has_switch:
         options["trust_remote_code"] = allowed
     try:
-        return load(*arguments, **options)
+        if allowed:
+            return load(*arguments, **options)
+        with _refuse_instead_of_asking():
+            return load(*arguments, **options)
     except Exception as error:
         if not allowed and "trust_remote_code" in str(error):  # the libraries' refusals name their switch
             raise UntrustedCodeError(subject, "brings code of its own") from error
         raise
+
+
+@contextmanager
+def _refuse_instead_of_asking() -> Iterator[None]:
+    """Inside, transformers asks nobody on the terminal whether code may run.
+
+    It would where a loader calls another one without handing the switch on, and would run the code for a "y".
+    """
+    from transformers import dynamic_module_utils
+
+    with _lock:
+        _silent.append(getattr(dynamic_module_utils, _SECONDS_TO_ANSWER))
+        setattr(dynamic_module_utils, _SECONDS_TO_ANSWER, 0)
+    try:
+        yield
+    finally:
+        with _lock:
+            seconds = _silent[0]
+            _silent.pop()
+            if not _silent:
+                setattr(dynamic_module_utils, _SECONDS_TO_ANSWER, seconds)

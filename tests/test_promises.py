@@ -25,7 +25,36 @@ def test_every_promise_names_tests():
 def test_the_tests_behind_the_promises_exist_and_run_by_default(file, name):
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     (test,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    assert not any("slow" in ast.unparse(mark) for mark in test.decorator_list)
+    assert not any(kept_out(mark) for mark in test.decorator_list)
+    assert not any(kept_out(statement) for statement in tree.body if isinstance(statement, (ast.Assign, ast.Expr)))
+
+
+def kept_out(code):
+    """Whether a mark or a statement of a module leaves tests out, but where gradio or a browser is not installed.
+
+    `.ci/run` has both.
+    """
+    text = ast.unparse(code)
+    leaves_out = re.search(r"mark\.(slow|gpu|skip)|pytest\.(importorskip|skip)|^(slow|gpu)$", text)
+    return leaves_out is not None and not re.search(r"gradio|chromium", text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("code", "out"),
+    [
+        ("pytestmark = pytest.mark.slow", True),
+        ("pytestmark = [pytest.mark.gpu]", True),
+        ("pytest.importorskip('ray')", True),
+        ("ray = pytest.importorskip('ray')", True),
+        ("pytest.mark.skip", True),
+        ("slow", True),
+        ("gradio = pytest.importorskip('gradio')", False),
+        ("SKIPPED = re.compile('skip')", False),
+    ],
+)
+def test_tests_that_do_not_run_by_default_are_seen(code, out):
+    (statement,) = ast.parse(code).body
+    assert kept_out(statement.value if code in ("pytest.mark.skip", "slow") else statement) is out
 
 
 def without_network(*command):

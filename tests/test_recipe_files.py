@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elude_steer import recipe_files
 from elude_steer.errors import SpecError
@@ -78,6 +79,8 @@ steps:
     expect: {gone: [dog], new: [man]}
   - minus: [cat]
 """
+
+PNG = b"\x89PNG\r\n\x1a\n"  # how an image begins
 
 
 # The shipped recipes
@@ -369,11 +372,64 @@ def test_a_copy_has_its_image_and_mask_beside_it(tmp_path):
     assert recipe.steps == original.steps
     assert copied[0].read_text().startswith("# ")
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "in.png").write_bytes(b"mask")
+    (tmp_path / "m" / "in.png").write_bytes(PNG)
     source = tmp_path / "own.yaml"
     source.write_text("name: own\natlas: toyland\nsteps: [{minus: [dog], plus: [cat], mask: 'm/in.png'}]\n")
     copy_recipe(source, tmp_path / "r")
     assert load_recipe(tmp_path / "r" / "own.yaml").steps[0].mask == str(tmp_path / "r" / "in.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("x/torch.py", PNG, "it is no PNG, JPEG or other image"),
+        ("x/.png", PNG, "it is no PNG, JPEG or other image"),
+        ("x/.bashrc.png", PNG, "it is no PNG, JPEG or other image"),
+        ("x/a.png", b"import os", "it is no PNG, JPEG or other image"),
+        ("x/a.png\n.png", b"import os", "it is no PNG, JPEG or other image"),
+        ("../id_rsa.png", PNG, "it lies outside the recipe's folder; copy it by hand if it is yours"),
+        ("{tmp}/id_rsa.png", PNG, "it lies outside the recipe's folder"),
+        ("x/link.png", None, "it lies outside the recipe's folder"),
+        ("x/big.png", 101_000_000, "it cannot be read .it has more than 100 MB.; copy it by hand"),
+    ],
+)
+@pytest.mark.parametrize("key", ["image", "mask"])
+def test_a_copy_takes_images_of_the_recipes_folder_alone(key, name, content, problem, tmp_path):
+    """The names in a stranger's recipe are theirs: a copy beside one's own files is no place for `torch.py`."""
+    from elude_steer.recipe_files import copy_recipe
+
+    name, folder = name.replace("{tmp}", str(tmp_path)), tmp_path / "stranger"
+    (folder / "x").mkdir(parents=True)
+    (tmp_path / "private.png").write_bytes(PNG)
+    if content is None:
+        (folder / name).symlink_to(tmp_path / "private.png")
+    elif isinstance(content, int):
+        with (folder / name).open("wb") as file:
+            file.truncate(content)
+    else:
+        (folder / name).write_bytes(content)
+    where = {"image": {"image": name}, "mask": {}}[key]
+    step = {"minus": ["dog"], **({"mask": name} if key == "mask" else {})}
+    recipe = {"name": "r", "atlas": "toyland", **where, "steps": [step]}
+    (folder / "r.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(SpecError, match=problem):
+        copy_recipe(folder / "r.yaml", tmp_path / "mine")
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_copy_has_the_name_of_a_recipe_and_one_file_of_a_name(tmp_path):
+    from elude_steer.recipe_files import copy_recipe
+
+    for folder, end in (("a", b"1"), ("b", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.png").write_bytes(PNG + end)
+    text = "name: r\natlas: toyland\nimage: a/x.png\nsteps: [{minus: [dog], mask: b/x.png}]\n"
+    for name, problem in (("r.yaml", r"names two files 'x\.png'"), ("torch.py", r"does not end in \.yaml")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SpecError, match=problem):
+            copy_recipe(tmp_path / name, f"{tmp_path}/new/")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_copy_replaces_nothing(tmp_path):

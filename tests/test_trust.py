@@ -30,7 +30,9 @@ from elude_steer.recipe_files import load_spec
 from elude_steer.specs import LabelsSpec
 from elude_steer.trust import UntrustedCodeError
 from elude_steer.utils.files import resolve_id
+from elude_steer.utils.parallel import launch
 from tests.helpers.strangers import COMMIT, Stranger, save_tiny_matcher
+from tests.helpers.tiny import save_classifier
 
 ROOT = Path(__file__).parents[1]
 IMAGE = str(ROOT / "demos" / "images" / "toyland-dog.png")
@@ -40,13 +42,24 @@ TABLES = ("--limit", "4", "--held-out-limit", "4", "--work", "{out}", "--out", "
 BENCHMARK = ("--minus", "dog", "--limit", "2", "--no-controls", "--work", "{out}")
 BENCHMARKS = {**dict.fromkeys(("absent", "chair", "side-effects"), BENCHMARK), "pope": (*BENCHMARK, "--per-image", "1")}
 REPRODUCE = ("--images", "toyland:7", "--limit", "8", "--preset", "tiny", "--work", "{out}", "--out", "{out}-2")
+EXPORT = ("--set", "mode=scale", "--set", "nu=all")
+BACKBONE = "dinov2-base-layer12"
+INTERPRET = ("interpretability", "--backbones", BACKBONE)
 JUDGE = ("--judge", "nobody@http://127.0.0.1:9/v1")
+
+
+def backbone(stranger):
+    """The options that run a table on a tiny model without code."""
+    folder = save_classifier(stranger.folder / "benign", ("a", "b")) / "backbone"
+    return "interpretability", "--backbones", f"{BACKBONE}={folder}", "--set", "model.layer=1.mlp.fc2"
+
 
 # command -> attacks; of each the arguments, which the stranger's files are part of. `{out}` is a new folder.
 WALK = {
     "ablate": {
         "model": lambda s: (s.spec(model=s.model()), *IMAGES, "--work", "{out}"),
         "scorer": lambda s: (s.spec(scorer=s.model()), *IMAGES, "--work", "{out}"),
+        "option": lambda s: (s.spec(), "--set", f"model.id={s.model()}", *IMAGES, "--work", "{out}"),
     },
     "atlases calibrate": {
         "model": lambda s: (s.atlas(model=s.model()), *IMAGES, "--out", "{out}"),
@@ -67,9 +80,13 @@ WALK = {
     "build": {
         "model": lambda s: (s.spec(model=s.model()), "--out", "{out}"),
         "scorer": lambda s: (s.spec(scorer=s.model()), "--out", "{out}"),
+        "option": lambda s: (s.spec(), "--set", f"model.id={s.model()}", "--out", "{out}"),
     },
     "caption": {"model": lambda s: (IMAGE, "--model", s.model())},
-    "compare": {"model": lambda s: (s.spec(model=s.model()), *IMAGES, "--held-out", "toyland:8", *TABLES)},
+    "compare": {
+        "model": lambda s: (s.spec(model=s.model()), *IMAGES, "--held-out", "toyland:8", *TABLES),
+        "head": lambda s: (s.spec(), *IMAGES, "--held-out", "toyland:8", *TABLES, "--head", s.model()),
+    },
     "concepts": {"matcher": lambda s: (s.atlas(matcher=s.matcher()), "--like", "puppy")},
     "demo": {
         "model": lambda s: ("--atlas", s.atlas(model=s.model()), "--no-browser"),
@@ -84,11 +101,16 @@ WALK = {
     "export": {
         "model": lambda s: (s.recipe(model=s.model()), "{out}"),
         "matcher": lambda s: (s.recipe(matcher=s.matcher()), "{out}"),
-        "option": lambda s: ("toyland-dog", "{out}", "--set", "mode=scale", "--set", "nu=all", "--model", s.model()),
+        "option": lambda s: ("toyland-dog", "{out}", *EXPORT, "--model", s.model()),
+        "atlas": lambda s: ("toyland-dog", "{out}", *EXPORT, "--atlas", s.atlas(matcher=s.matcher())),
     },
     "judge": {"model": lambda s: (s.atlas(model=s.model()), *IMAGES, "--limit", "9", *JUDGE, "--yes")},
     "reproduce": {
-        "option": lambda s: ("interpretability", "--backbones", f"dinov2-base-layer12={s.model()}", *REPRODUCE),
+        "option": lambda s: ("interpretability", "--backbones", f"{BACKBONE}={s.model()}", *REPRODUCE),
+        "plan": lambda s: ("interpretability", "--backbones", f"{BACKBONE}={s.model()}", "--plan", *REPRODUCE),
+        "set": lambda s: (*INTERPRET, "--set", f"model.id={s.model()}", *REPRODUCE),
+        "head": lambda s: (*backbone(s), "--head", f"{BACKBONE}={s.model()}", "--rows", "raw units", *REPRODUCE),
+        "atlas": lambda s: ("steering", "--recipe", "toyland-dog", "--atlas", s.atlas(model=s.model()), *REPRODUCE),
         "model": lambda s: ("steering", "--recipe", s.recipe(model=s.model()), *REPRODUCE),
         "matcher": lambda s: ("steering", "--recipe", s.recipe(matcher=s.matcher()), *REPRODUCE),
     },
@@ -110,6 +132,7 @@ WALK = {
     "sweep": {
         "model": lambda s: (IMAGE, "--minus", "dog", "--atlas", s.atlas(model=s.model())),
         "matcher": lambda s: (IMAGE, "--minus", "dog", "--atlas", s.atlas(matcher=s.matcher())),
+        "option": lambda s: (IMAGE, "--minus", "dog", "--model", s.model()),
     },
 }
 
@@ -125,7 +148,23 @@ NEVER = {
     "toyland draw": lambda s: ("{out}", "--count", "1"),
     "env": lambda s: (),
 }
+# Options and arguments, by their names in Python, that can name a model: of each command, each has an attack.
+NAMING = {
+    "atlas", "atlases", "backbones", "changes", "files", "head", "heads", "model", "name", "recipe", "recipes",
+    "settings", "spec",
+}  # fmt: skip
+# Those that name something else, or of which nothing is loaded by a library that could run code.
+OTHERS = {
+    "address", "again", "api_keys", "auth", "captions", "coco", "device", "device_map", "grids", "heatmap", "held_out",
+    "host", "image", "images", "judges", "like", "measures", "methods", "minus", "nu", "out", "plot", "plus", "preset",
+    "prompt", "report", "resources", "revision", "rows", "scenes", "seeds", "synonyms", "target", "varied", "where",
+    "work", "write",
+}  # fmt: skip
+# `--set` of settings that are none of a build, the name under which a server offers a model, and recipes of which it
+# takes the edits alone.
+NOT_NAMING = {("atlases calibrate", "settings"), ("export", "changes"), ("serve", "name"), ("serve", "recipes")}
 EXTRAS = {"demo": "gradio", "serve": "fastapi"}  # without these the command ends before it loads anything
+HAS_NO_NAMES = (click.Choice, click.types.IntParamType, click.types.FloatParamType)
 CASES = [(command, attack) for command, attacks in WALK.items() for attack in attacks]
 
 
@@ -174,6 +213,30 @@ def attack(run, tmp_path):
 def test_no_command_is_forgotten():
     assert set(commands()) == {*WALK, *NEVER}
     assert not set(WALK) & set(NEVER)
+
+
+def attacked_parameters(command, attack, folder):
+    """The options and arguments of a command through which an attack reaches it."""
+    folder.mkdir()
+    stranger = Stranger(folder)
+    found = commands()[command]
+    parser = found.make_parser(click.Context(found))
+    given, _, _ = parser.parse_args([text.replace("{out}", "out") for text in attack(stranger)])
+    return {(command, name) for name, value in given.items() if str(folder) in str(value)}
+
+
+def test_no_option_is_forgotten(tmp_path):
+    texts = {
+        (name, parameter.name)
+        for name, found in commands().items()
+        for parameter in found.params
+        if not getattr(parameter, "is_flag", False) and not isinstance(parameter.type, HAS_NO_NAMES)
+    }
+    assert {name for _, name in texts} <= NAMING | OTHERS, "a new option: can it name a model?"
+    naming = {(command, name) for command, name in texts if name in NAMING} - NOT_NAMING
+    attacks = [(command, attack) for command, kinds in WALK.items() for attack in kinds.values()] + [*NEVER.items()]
+    attacked = set().union(*(attacked_parameters(*pair, tmp_path / str(number)) for number, pair in enumerate(attacks)))
+    assert not sorted(naming - attacked)
 
 
 def test_commands_that_load_models_have_the_switch_and_no_others():
@@ -284,6 +347,14 @@ def test_processes_of_a_build_are_told_what_the_caller_said(tmp_path, monkeypatc
         with pytest.raises(AtlasError):  # nobody built it
             es.build(stranger.spec(model="x"), out=tmp_path / "out", processes=2, trust_remote_code=allowed)
     assert ["--trust-remote-code" in arguments for arguments in started] == [False, True]
+
+
+def test_processes_of_a_build_refuse_the_code_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "launch", lambda _, arguments: launch(1, arguments))  # one takes half the time
+    stranger = Stranger(tmp_path / "here", claims=False)
+    with pytest.raises(EludeSteerError, match=r"model' brings code of its own, .* --trust-remote-code"):
+        es.build(stranger.spec(model=stranger.model()), out=tmp_path / "out", processes=2)
+    assert not stranger.code_ran
 
 
 def test_compare_loads_what_comes_with_the_package(stranger, monkeypatch, attack):
@@ -427,6 +498,7 @@ def test_a_pinned_atlas_is_that_commit_or_nothing(tmp_path):
 LOADERS = {
     "from_pretrained", "SentenceTransformer", "CrossEncoder", "create_model", "create_model_from_pretrained",
     "create_model_and_transforms", "get_tokenizer", "load_dataset", "load_from_disk", "get_class_from_dynamic_module",
+    "load_dataset_builder", "from_config", "pipeline",
 }  # fmt: skip
 PICKLES = {"torch", "pickle", "joblib", "hub", "dill", "cloudpickle"}  # whose `load` and `loads` run code
 SOURCES = {
@@ -447,10 +519,54 @@ def test_every_loader_passes_the_gate():
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         gated = {id(call.args[0]) for call in calls if last_name(call.func) == "call_loader" and call.args}
         for node in nodes:
-            if last_name(node) in LOADERS and isinstance(node.ctx, ast.Load):
+            name = last_name(node) or ""
+            if (name in LOADERS or name.startswith("AutoPeftModel")) and isinstance(node.ctx, ast.Load):
                 through.add(last_name(node)) if id(node) in gated else around.append((source, node.lineno))
     assert not around
     assert through >= {"from_pretrained", "SentenceTransformer", "create_model", "load_dataset"}  # the test finds some
+
+
+def reads_pickles(node):
+    """Whether a piece of code names one of the other ways to a pickle, or to YAML that makes any object."""
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] in PICKLES - {"hub"} and bool(
+            {"load", "loads", "Unpickler", "hub"} & {alias.name for alias in node.names}
+        )
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("yaml.load", "yaml.load_all"):
+        loader = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "Loader"]
+        return loader not in (["yaml.BaseLoader"], ["yaml.SafeLoader"])
+    return last_name(node) in {
+        "Unpickler",
+        "read_pickle",
+        "unsafe_load",
+        "unsafe_load_all",
+        "full_load",
+        "UnsafeLoader",
+        "shelve",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("from torch import load", True),
+        ("from torch import nn, load as read", True),
+        ("from pickle import Unpickler", True),
+        ("from torch.hub import load", True),
+        ("pickle.Unpickler(file).load()", True),
+        ("pandas.read_pickle(path)", True),
+        ("yaml.load(text, Loader=Loader)", True),
+        ("yaml.unsafe_load(text)", True),
+        ("import shelve; shelve.open(path)", True),
+        ("from json import load, loads", False),
+        ("from torch import nn", False),
+        ("yaml.safe_load(text)", False),
+        ("yaml.load(text, Loader=yaml.BaseLoader)", False),
+        ("json.loads(text)", False),
+    ],
+)
+def test_other_ways_to_a_pickle_are_seen(code, found):
+    assert any(map(reads_pickles, ast.walk(ast.parse(code)))) is found
 
 
 def test_nothing_reads_a_pickle():
@@ -461,6 +577,7 @@ def test_nothing_reads_a_pickle():
                 if source.startswith("elude_steer/atlas/build/launchers/") and last_name(node.value) == "cloudpickle":
                     continue
                 assert last_name(node.value) not in PICKLES, f"{source}:{node.lineno}"
+            assert not reads_pickles(node), f"{source}:{node.lineno}"
             assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle"), (
                 f"{source}: NumPy's default is no"
             )

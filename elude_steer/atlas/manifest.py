@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elude_steer.atlas.manifest_rules import (
+    ATLAS_FILES,
     CARD,
     MANIFEST,
     MAX_JSON,
@@ -18,6 +19,7 @@ from elude_steer.atlas.manifest_rules import (
     check_places,
     is_commit,
     is_snapshot,
+    parse_json,
     unsound,
 )
 from elude_steer.errors import AtlasError, SpecError, StorageError, did_you_mean
@@ -69,10 +71,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise AtlasError(f"'{path}' cannot be read ({error.strerror}).") from error
     try:
-        manifest = json.loads(raw)
-        sound = raw == _text(manifest).encode() and manifest["checksum"] == _checksum(manifest)
+        manifest = parse_json(folder, MANIFEST, raw)
+        sound = _is_text_of(manifest, raw) and manifest["checksum"] == _checksum(manifest)
     except RecursionError as error:
         raise unsound(folder, MANIFEST, "nested too deeply") from error
+    except AtlasError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
@@ -253,7 +257,22 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return "".join(_write_json(value)) + "\n"
+
+
+def _write_json(value: Any) -> Iterator[str]:
+    return json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value)
+
+
+def _is_text_of(value: Any, raw: bytes) -> bool:
+    """Whether bytes are what `_text` gives; compared piece by piece, because what is nested takes many times more."""
+    end = 0
+    for text in _write_json(value):
+        piece = text.encode()
+        if not raw.startswith(piece, end):
+            return False
+        end += len(piece)
+    return raw[end:] == b"\n"
 
 
 def find_commit(folder: Path) -> str | None:
@@ -278,7 +297,10 @@ def _download(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repo_id, revision=revision, local_files_only=bool(why_unreachable())))
+        offline = bool(why_unreachable())
+        return Path(
+            snapshot_download(repo_id, revision=revision, local_files_only=offline, allow_patterns=[*ATLAS_FILES])
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         cause = str(error).strip().splitlines()
         raise AtlasError(

@@ -26,9 +26,11 @@ FAMILIARITY, CALIBRATION = "familiarity.safetensors", "calibration.safetensors"
 READ = (MEMBERSHIPS, REFERENCES, IMAGES, LABEL_NAMES, LABEL_SCORES, FAMILIARITY, CALIBRATION)  # all that loading reads
 _REQUIRED_FILES = (MEMBERSHIPS, REFERENCES, IMAGES)
 _NEVER_READ = (CARD, "streams.safetensors")  # the card, and a file of an older version
+ATLAS_FILES = (MANIFEST, *READ, *_NEVER_READ, "thumbnails/*.jpg")  # all that an atlas may have
 _THUMBNAIL = re.compile(r"thumbnails/([0-9]{6,9})\.jpg")
 
 MAX_JSON = 64 * 2**20  # bytes of a JSON file; the manifest of 300,000 thumbnails has half of that
+_MAX_VALUES = 3_000_000  # brackets and commas of a JSON file; the 1.3 million images of ImageNet have one each
 MAX_TEXT = 4096  # characters of a text, as long as the longest path
 _MAX_NAME = 255  # bytes of a part of a path; a longer one is an error of the file system
 _MAX_COUNT = 2**31 - 1
@@ -57,11 +59,21 @@ def read_bounded_json(folder: Path, name: str) -> Any:
     if (size := path.stat().st_size) > MAX_JSON:
         raise unsound(folder, name, f"{size:,} bytes are more than {MAX_JSON:,}")
     try:
-        return json.loads(path.read_bytes())
-    except RecursionError as error:
-        raise unsound(folder, name, "nested too deeply") from error
+        return parse_json(folder, name, path.read_bytes())
+    except AtlasError:
+        raise
     except ValueError as error:
         raise unsound(folder, name, "not JSON") from error
+
+
+def parse_json(folder: Path, name: str, raw: bytes) -> Any:
+    """Parse a JSON file of an atlas, unless it has so many values that they take gigabytes, or is nested too deeply."""
+    if (values := sum(map(raw.count, (b"[", b"{", b",")))) > _MAX_VALUES:
+        raise unsound(folder, name, f"{values:,} brackets and commas are more than {_MAX_VALUES:,}")
+    try:
+        return json.loads(raw)
+    except RecursionError as error:
+        raise unsound(folder, name, "nested too deeply") from error
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -61,7 +62,7 @@ def check_source(atlas: Atlas) -> str:
         raise SpecError("the atlas does not say which images it was built from; give some: --images FOLDER.")
     raise SpecError(
         f"atlas '{atlas.name}' was not built on this machine, so the images that it names are not opened; if you want "
-        f"them, say so: --images {named}."
+        f"them, say so: --images {quote(str(named))}."
     )
 
 

@@ -204,7 +204,8 @@ def _membership_problems(tensors: Tensors, about: Mapping[str, Any]) -> Iterator
     if units[0] != 0 or len(first) != about["d_out"] or (units[first] != np.arange(about["d_out"])).any():
         yield f"'units' must name the units 0 to {about['d_out'] - 1} in ascending order, each at least once"
         return
-    everything = np.packbits(np.ones(about["d_in"], np.uint8))
+    everything = np.full(members.shape[1], 255, np.uint8)
+    everything[-1] = (255 << -about["d_in"] % 8) & 255  # the first dimension of a byte is its highest bit
     if (members[:, -1] & ~everything[-1]).any():
         yield f"'members' has bits behind the {about['d_in']} input dimensions"
     kind = np.uint64 if members.shape[1] % 8 == 0 else np.uint8  # eight bytes at a time, where rows have as many

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import click
 
@@ -21,6 +22,8 @@ from elude_steer.cli.options import (
     show_log,
     with_options,
 )
+
+_HIDDEN = ("Cc", "Cf")  # categories of letters that a terminal obeys instead of showing them
 
 
 @click.group()
@@ -207,9 +210,11 @@ def list_recipes(as_json: bool) -> None:
 @click.argument("name")
 def show_recipe(name: str) -> None:
     """Print the recipe NAME."""
-    from elude_steer.recipe_files import find_recipe
+    from elude_steer.recipe_files import find_recipe, read_text
 
-    click.echo(find_recipe(name).read_text(encoding="utf-8"), nl=False)
+    text = read_text(find_recipe(name))
+    # What a stranger wrote is shown as it is, but for what would move the cursor or turn the text around.
+    click.echo("".join(ascii(c)[1:-1] if category(c) in _HIDDEN and c not in "\n\t" else c for c in text), nl=False)
 
 
 @recipes.command("copy")

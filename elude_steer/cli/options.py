@@ -139,9 +139,16 @@ def open_argument(image: str) -> Any:
     """Open the image of a command's argument: a path, or - for standard input."""
     from pathlib import Path
 
+    from elude_steer.errors import ImageError
     from elude_steer.models.images import open_image
+    from elude_steer.models.sources.decoding import MAX_MEMORY
 
-    return open_image(sys.stdin.buffer.read() if image == "-" else Path(image))
+    if image != "-":
+        return open_image(Path(image))
+    data = sys.stdin.buffer.read(MAX_MEMORY + 1)  # what never ends is not read to its end
+    if len(data) > MAX_MEMORY:
+        raise ImageError(f"standard input has more than {MAX_MEMORY / 1e6:,.0f} MB; give it one image.")
+    return open_image(data)
 
 
 def print_note(text: object) -> None:

@@ -28,6 +28,7 @@ from elude_steer.utils.hub import check_available, why_unreachable
 from elude_steer.utils.terms import show_terms
 
 _ADAPTER, _INDEX = "adapter_config.json", "model.safetensors.index.json"
+_PROCESSOR, _AUDIO = "processor_config.json", "audio_tokenizer_config.json"
 SETTINGS = ("*config*.json", "modules.json", "*.index.json")  # names of files that say how a model is loaded
 _MAX_SETTINGS = 2**24  # bytes of such a file
 
@@ -181,12 +182,15 @@ def _from_pretrained(
     if not Path(source).is_dir() and why_unreachable():
         options["local_files_only"] = True
     with explain_load_errors(source), hide_weight_bars():
-        code = None
+        revision = _resolve_commit(source, revision)  # so that what is loaded is what was inspected
         if "attn_implementation" in options:  # a model, and no part of its preparation
             settings = {**_read_settings(source, revision), "attn_implementation": options["attn_implementation"]}
             files = {name: _find_file(source, name, revision) for name in (_ADAPTER, _INDEX)}
             code = _find_code(settings, files[_ADAPTER])
             _check_weight_names(settings, files[_INDEX])
+        else:
+            found = (_find_file(source, name, revision) for name in (_AUDIO, _PROCESSOR))
+            code = next((code for path in found if path and (code := _find_code_in_file(path))), None)
         return call_loader(
             auto_class.from_pretrained,
             source,
@@ -207,16 +211,23 @@ def inspect_folder(folder: Path) -> str | None:
     found = None
     for pattern in SETTINGS:
         for path in sorted(folder.rglob(pattern)):
-            try:
-                settings = json.loads(read_bytes(path, _MAX_SETTINGS))
-            except (OSError, ValueError, RecursionError) as error:
-                raise ValueError(f"its '{path.name}' cannot be read; get another copy.") from error
-            if path.name == _INDEX:
-                _check_weight_names({}, path)
-            elif isinstance(settings, dict):
-                _check_weight_names(settings, None)
-            found = found or _find_code(settings, path if path.name == _ADAPTER else None)
+            found = _find_code_in_file(path) or found
     return found
+
+
+def _find_code_in_file(path: Path) -> str | None:
+    """What code a file of settings names, as `inspect_folder`."""
+    try:
+        settings = json.loads(read_bytes(path, _MAX_SETTINGS))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"its '{path.name}' cannot be read; get another copy.") from error
+    if path.name == _INDEX:
+        _check_weight_names({}, path)
+    elif isinstance(settings, dict):
+        _check_weight_names(settings, None)
+    if path.name == _AUDIO:
+        settings = {"audio_tokenizer": settings}
+    return _find_code(settings, path if path.name == _ADAPTER else None)
 
 
 def _find_code(settings: Any, adapter: Path | None) -> str | None:
@@ -229,6 +240,8 @@ def _find_code(settings: Any, adapter: Path | None) -> str | None:
         if isinstance(value, dict):
             if value.get("use_kernels"):
                 return "kernels of the Hub"
+            if "audio_tokenizer" in value:  # transformers loads it without any of the checks of this module
+                return "an audio tokenizer, another model that it names"
             left += [
                 (chooses or "_implementation" in str(key) or key == "kernel_config", inner)
                 for key, inner in value.items()
@@ -263,6 +276,12 @@ def _read_settings(source: str, revision: str | None) -> dict[str, Any]:
         return dict(PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=offline)[0])
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def _resolve_commit(source: str, revision: str | None) -> str | None:
+    """The commit that a revision of a model on the Hub stands for; of a folder, and if it cannot be told, as given."""
+    path = None if Path(source).is_dir() else _find_file(source, "config.json", revision)
+    return path.parent.name if path is not None and path.parent.parent.name == "snapshots" else revision
 
 
 def _find_file(source: str, name: str, revision: str | None) -> Path | None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from elude_steer.atlas.matching import normalize_word
@@ -356,7 +357,7 @@ def _note_far(atlas: SubUnitSource, word: str, closest: str, similarity: float) 
         return []
     return [
         f"'{word}' is far from every label of atlas '{atlas.name}' (closest: '{closest}', {similarity:.2f}) and may "
-        f"not mean it. See `elude-steer concepts {atlas.name} --like '{word}'`."
+        f"not mean it. See `elude-steer concepts {quote(atlas.name)} --like {quote(word)}`."
     ]
 
 

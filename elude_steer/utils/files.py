@@ -185,8 +185,9 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-        data = file.read(min(limit, max(found.st_size, 2**16)) + 1)  # files of the system say that they have 0 bytes
-    if len(data) > limit:
+        size = max(found.st_size, 2**16)  # files of the system say that they have 0 bytes
+        data = file.read(min(limit, size) + 1) if found.st_size <= limit else b""
+    if max(len(data), found.st_size) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit / 1e6:,.0f} MB")
     return data
 
@@ -196,13 +197,13 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_json(path: Path, kind: type | None = None) -> Any:
-    """Read a JSON file that this package has written; the error names a damaged one, or one of another `kind`."""
+def read_json(path: Path, kind: type | tuple[type, ...] | None = None, keys: Sequence[str] = ()) -> Any:
+    """Read a JSON file of this package; the error names a damaged one, one of another `kind` or without these keys."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if kind is None or isinstance(found, kind):
+        if (kind is None or isinstance(found, kind)) and all(key in found for key in keys):
             return found
-        raise ValueError(f"it is no {kind.__name__}")
+        raise ValueError("it is JSON of something else")
     except (ValueError, RecursionError) as error:
         raise StorageError(f"'{path}' is damaged; delete it and run the same command again.") from error
 

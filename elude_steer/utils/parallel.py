@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,6 +175,33 @@ def worker_group(processes: int | None = None, threads: int | None = None) -> It
             torch.distributed.destroy_process_group()
 
 
+def import_settings() -> dict[str, str]:
+    """Variables for another Python that is to import this package, and nothing of whoever owns the current folder."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # an empty one is the current folder
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([*checkout(), *given])}
+
+
+@contextmanager
+def set_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Inside, this process has these variables in its environment."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def checkout() -> list[str]:
+    """The folder that holds this package, unless it is that of all installed packages."""
+    folder = str(Path(__file__).resolve().parents[2])
+    return [] if folder in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) else [folder]
+
+
 # Why not torchrun, which starts the processes on several machines (`worker_group` works with both): here an error of a
 # child is one line of its parent instead of a log of all ranks; a failure, Ctrl-C or SIGTERM ends all children at once;
 # and children whose parent was killed end by themselves.
@@ -190,6 +218,7 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
             for rank in range(processes):
                 environment = {
                     **os.environ,
+                    **import_settings(),
                     "WORLD_SIZE": str(processes),
                     "LOCAL_WORLD_SIZE": str(processes),
                     "RANK": str(rank),

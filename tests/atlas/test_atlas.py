@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from elude_steer.atlas.atlas import Atlas, References
+from elude_steer.atlas.manifest_rules import READ
 from elude_steer.errors import AtlasError, StorageError
 from elude_steer.method.layers import SplitLinear
 from elude_steer.utils.files import unfinished_path
@@ -74,15 +76,17 @@ def test_an_atlas_of_other_weights_is_refused(atlas, layer):
         atlas.check(nn.Linear(21, 6))
 
 
-def test_a_flipped_byte_in_any_file_but_the_card_is_found(atlas, tmp_path):
-    folder = atlas.save(tmp_path / "a")
-    files = [path for path in folder.iterdir() if path.is_file() and path.name != "README.md"]
-    assert len(files) == 4
-    for path in files:
-        data = path.read_bytes()
-        for at in {0, len(data) // 3, len(data) // 2, len(data) - 1}:
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-            with pytest.raises(AtlasError, match=f"is damaged: '{path.name}' has changed since it was written"):
+def test_a_flipped_byte_in_any_file_but_the_card_is_found(tmp_path):
+    folder = make_full_atlas(tmp_path / "a")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"]
+    assert {path.relative_to(folder).as_posix() for path in files} > {"manifest.json", *READ}
+    assert sum(path.suffix == ".jpg" for path in files) == 2
+    for number, path in enumerate(files):
+        data, name = path.read_bytes(), path.relative_to(folder).as_posix()
+        drawn = random.Random(number).sample(range(len(data)), 8)
+        for at in {0, *drawn, len(data) - 1}:
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+            with pytest.raises(AtlasError, match=f"is damaged: '{name}' has changed since it was written"):
                 Atlas.load(folder)
         path.write_bytes(data)
     Atlas.load(folder)

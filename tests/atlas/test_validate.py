@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import struct
 import tracemalloc
 from dataclasses import replace
@@ -10,13 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 from torch import nn
 
-from elude_steer.atlas import manifest, reference_images
+from elude_steer.atlas import manifest, manifest_rules, reference_images, validate
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.reference_images import ReferenceImages, check_source, find_image_source, record_build
 from elude_steer.errors import AtlasError, SpecError
+from elude_steer.recipe_files import require_image
+from elude_steer.specs import Recipe
+from elude_steer.steering.plan import _note_far
 from tests.helpers import liars
 from tests.helpers.atlases import make_atlas
 from tests.helpers.liars import Files, make_full_atlas, try_case, use, write_safetensors
@@ -190,6 +196,69 @@ def test_json_is_bounded_in_depth_and_size(files, base, tmp_path, monkeypatch):
         Atlas.load(base)
 
 
+@pytest.mark.parametrize("piece", ["[],", "{},", '{"":0},', "0,"])
+@pytest.mark.parametrize("name", ["images.json", "labels.json", "manifest.json"])
+def test_json_of_many_values_is_refused_before_it_takes_memory(name, piece, files, tmp_path, monkeypatch):
+    """A list takes 20 times the three bytes that name it; the real bound is as far from the largest sound atlas."""
+    monkeypatch.setattr(manifest_rules, "_MAX_VALUES", 50_000)
+    text = '{"a": [' + piece * 200_000 + "0]}"
+    if name == "manifest.json":
+        files.manifest_text = text
+    else:
+        del files.json[name]
+        files.raw[name] = text.encode()
+    files.write(tmp_path / "a")
+    tracemalloc.start()
+    with pytest.raises(AtlasError, match=rf"'{name}': [\d,]+ brackets and commas are more than 50,000"):
+        Atlas.load(tmp_path / "a")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+def test_the_bound_leaves_room_for_the_largest_atlas():
+    """Of 1.3 million images, with a comma in each name, and of 300,000 sub-units."""
+    assert manifest_rules._MAX_VALUES > 2 * 1_300_000 > 4 * 300_000
+    assert manifest_rules._MAX_VALUES / 2 * 240 < 500e6, "dictionaries of one key, the largest values for their bytes"
+
+
+def test_a_manifest_that_is_nested_takes_no_more_memory_than_it_has(files, tmp_path):
+    """Written with indents, which the manifest's text has, this one takes 100 times as much."""
+    files.manifest_text = '{"a": ' + "[" * 900 + "0," * 20_000 + "0" + "]" * 900 + "}"
+    files.write(tmp_path / "a")
+    tracemalloc.start()
+    with pytest.raises(AtlasError, match=r"'manifest\.json' has changed since it was written"):
+        Atlas.load(tmp_path / "a")
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("d_in", range(1, 18))
+def test_members_cover_every_dimension_and_no_other(d_in):
+    def problems(members):
+        tensors = {"units": torch.zeros(1, dtype=torch.int32), "members": torch.from_numpy(members[None])}
+        tensors |= {"sizes": torch.ones(1, dtype=torch.int32), "rho": torch.ones(1)}
+        return list(validate._membership_problems(tensors, {"d_out": 1, "d_in": d_in}))
+
+    full = np.packbits(np.ones(d_in, np.uint8))
+    assert problems(full) == []
+    for dimension in range(len(full) * 8):
+        bits = np.unpackbits(full)
+        bits[dimension] ^= 1
+        expected = "belong to none" if dimension < d_in else f"has bits behind the {d_in} input dimensions"
+        assert expected in problems(np.packbits(bits))[0]
+
+
+def test_members_take_no_byte_for_each_dimension():
+    d_in = 2**24 - 3
+    tensors = {"units": torch.zeros(1, dtype=torch.int32), "sizes": torch.ones(1, dtype=torch.int32)}
+    tensors |= {"members": torch.full((1, 2**21), 255, dtype=torch.uint8), "rho": torch.ones(1)}
+    tensors["members"][0, -1] = 0b11111000
+    tracemalloc.start()
+    assert list(validate._membership_problems(tensors, {"d_out": 1, "d_in": d_in})) == []
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
 # Files and images outside the atlas
 
 
@@ -306,3 +375,36 @@ def test_the_hashes_of_these_cases_are_those_that_the_package_writes(base, tmp_p
     written = json.loads((tmp_path / "a" / "manifest.json").read_text())
     content = {key: value for key, value in written.items() if key not in ("format", "files", "checksum")}
     assert manifest.write_manifest(tmp_path / "a", content) == written
+
+
+def test_of_the_hub_only_files_of_an_atlas_are_downloaded(base, monkeypatch):
+    own = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
+    others = ["model.safetensors", "evil.py", "sub/manifest.json", "thumbnails/x.bin", ".gitattributes"]
+    kept = set()
+
+    def download(_id, *, allow_patterns, **_):
+        kept.update(filter_repo_objects([*own, *others], allow_patterns=allow_patterns))
+        return str(base)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert manifest.download_atlas("me/atlas", None) == base
+    assert kept == own and any(name.startswith("thumbnails/") for name in own)
+
+
+def test_a_command_to_copy_holds_no_other(pictures, tmp_path, monkeypatch):
+    """The text of a stranger in it is one word for the shell."""
+    text = "x; touch $(pwd)/y 'z"
+    atlas = SimpleNamespace(name=text)
+    monkeypatch.setattr(reference_images, "find_image_source", lambda _: None)
+    monkeypatch.setattr(reference_images, "_image_spec", lambda _: {"source": text})
+    with pytest.raises(SpecError) as caught:
+        check_source(atlas)
+    with pytest.raises(SpecError) as other:
+        require_image(Recipe(name=text, atlas="toyland", steps=()))
+    note = _note_far(atlas, text, "dog", 0.1)[0]
+    commands = [str(caught.value).split("say so: ")[1][:-1], *(t.split("`")[1] for t in (str(other.value), note))]
+    assert [shlex.split(command) for command in commands] == [
+        ["--images", text],
+        ["elude-steer", "run", text, "--image", "FILE"],
+        ["elude-steer", "concepts", text, "--like", text],
+    ]

@@ -4,6 +4,7 @@ import pytest
 
 from demos.toyland import labeller
 from elude_steer.atlas.atlas import Atlas
+from elude_steer.recipe_files import recipes_dir
 from tests.helpers.atlases import make_atlas
 from tests.helpers.cli import only_error
 from tests.helpers.tiny import save_images, save_llava
@@ -148,3 +149,21 @@ def test_env_lists_versions_extras_and_folders(run):
     assert code == 0
     assert "ELUDE_STEER_HOME" in out
     assert json.loads(run("env", "--json")[1])["[demo]"] in (True, False)
+
+
+def test_a_recipe_is_shown_without_what_a_terminal_obeys(run, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("name: \x1b[2Jevil\n\tÄ \u202eabc 日本\r\n", encoding="utf-8")
+    assert run("recipes", "show", path)[:2] == (0, "name: \\x1b[2Jevil\n\tÄ \\u202eabc 日本\n")
+    shipped = (recipes_dir() / "steering" / "toyland-dog.yaml").read_text(encoding="utf-8")
+    assert run("recipes", "show", "toyland-dog")[:2] == (0, shipped)
+
+
+@pytest.mark.parametrize("content", [b"name: \xff", 5_000_000])
+def test_a_recipe_that_is_no_text_or_never_ends_is_not_shown(run, content, tmp_path):
+    path = tmp_path / "r.yaml"
+    with path.open("wb") as file:
+        file.truncate(content) if isinstance(content, int) else file.write(content)
+    code, out, err = run("recipes", "show", path)
+    assert code == 1 and not out
+    assert err.startswith(f"elude-steer: {path} cannot be read as UTF-8 text: ") and err.count("\n") == 1

@@ -1,8 +1,13 @@
+from types import SimpleNamespace
+
 import click
 import pytest
 import torch
 
 from elude_steer.cli import cli
+from elude_steer.cli.options import open_argument
+from elude_steer.errors import ImageError
+from elude_steer.models.sources import decoding
 from elude_steer.models.vlm import report_tokens
 
 TEDDY = "demos/images/toyland-teddy.png"
@@ -49,3 +54,15 @@ def test_no_threads_are_refused(run):
     code, _, err = run("caption", TEDDY, "--threads", "0")
     assert code == 2
     assert "0 is not in the range x>=1" in err
+
+
+def test_standard_input_that_never_ends_is_not_read_to_its_end(monkeypatch):
+    class Endless:
+        def read(self, count=-1):
+            assert 0 <= count <= 10**6, "all of it is asked for"
+            return bytes(count)
+
+    monkeypatch.setattr(decoding, "MAX_MEMORY", 999_999)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=Endless()))
+    with pytest.raises(ImageError, match="standard input has more than 1 MB; give it one image"):
+        open_argument("-")

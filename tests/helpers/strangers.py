@@ -35,7 +35,7 @@ class Stranger:
         """A model of a class that only its own code has."""
         name, folder = self._place("model")
         config = {"model_type": "stranger", "auto_map": {auto: f"stranger.{auto}" for auto in _AUTO}}
-        self._write(folder, {"config.json": config, "stranger.py": self._code()})
+        self._write(folder, {"config.json": config, "stranger.py": self.code()})
         return name
 
     def disguised(self, shipped: str) -> str:
@@ -52,7 +52,7 @@ class Stranger:
             if "image_processor" in content:
                 content["image_processor"]["auto_map"] = {"AutoImageProcessor": "stranger.ImageProcessor"}
             self._write(folder, {file: {**content, "auto_map": auto_map}})
-        self._write(folder, {"stranger.py": self._code(), "custom_generate/generate.py": self._code()})
+        self._write(folder, {"stranger.py": self.code(), "custom_generate/generate.py": self.code()})
         return name
 
     def with_code_in(self, part: str) -> str:
@@ -89,7 +89,7 @@ class Stranger:
         modules = [{"idx": 0, "name": "0", "path": "", "type": "stranger.Matcher"}]
         config = {"__version__": {"sentence_transformers": "6.0.0"}, "model_type": "SentenceTransformer"}
         files = {"modules.json": modules, "config_sentence_transformers.json": config, "config.json": {}}
-        self._write(folder, {**files, "stranger.py": self._code()})
+        self._write(folder, {**files, "stranger.py": self.code()})
         return name
 
     def atlas(self, **parts: str) -> str:
@@ -110,11 +110,12 @@ class Stranger:
 
     def recipe(self, **parts: str) -> str:
         """A steering recipe that names an atlas of the stranger's; it can be exported, too."""
-        image = str(Path(__file__).parents[2] / "demos" / "images" / "toyland-dog.png")
+        image = Path(__file__).parents[2] / "demos" / "images" / "toyland-dog.png"
+        shutil.copy(image, self.folder)
         settings = {"mode": "scale", "nu": "all"}
         steps = [{"minus": ["dog"], "settings": settings}]
         return self._document(
-            "recipe.yaml", {"name": "innocent", "atlas": self.atlas(**parts), "image": image, "steps": steps}
+            "recipe.yaml", {"name": "innocent", "atlas": self.atlas(**parts), "image": image.name, "steps": steps}
         )
 
     def _change(self, spec: dict, parts: dict[str, str]) -> dict:
@@ -151,7 +152,7 @@ class Stranger:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
 
-    def _code(self) -> str:
+    def code(self) -> str:
         """It stops at once, so that a test with permission takes no longer than one without."""
         return f"from pathlib import Path\n\nPath({str(self.marker)!r}).touch()\nraise RuntimeError('the code ran')\n"
 

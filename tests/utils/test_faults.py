@@ -162,7 +162,9 @@ def try_builds(folder, *options):
 
 def test_builds_that_meet_a_full_disk_or_a_kill_go_on_to_the_same_bytes(tmp_path):
     today = int(time.time() / 86400)
-    outcomes = try_builds(tmp_path, "--every", 80, "--first", 1 + today * 37 % 80)
+    first = 1 + today * 37 % 80
+    print(f"to repeat: --every 80 --first {first}")  # pytest shows it if the test fails
+    outcomes = try_builds(tmp_path, "--every", 80, "--first", first)
     assert sum(count for found, count in outcomes.items() if found.startswith("kill: killed")) >= 4
     assert outcomes["disk: refused"] >= 3 and outcomes["size: refused"] >= 3
 

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import resource
 import subprocess
@@ -18,6 +19,7 @@ from elude_steer.utils.files import (
     home,
     new_folder,
     read_bytes,
+    read_json,
     remove_leftovers,
     restore,
     unfinished_path,
@@ -190,6 +192,19 @@ def test_what_never_ends_or_is_too_large_is_not_read(make, message, tmp_path):
     make(tmp_path / "x")
     with pytest.raises(OSError, match=message):
         read_bytes(tmp_path / "x", 1_000_000)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "3", '{"a": 1}', "\xff"])
+def test_json_of_this_package_that_is_damaged_is_named(text, tmp_path):
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
+    with pytest.raises(StorageError, match=r"x\.json' is damaged; delete it and run the same command again"):
+        read_json(tmp_path / "x.json", dict, ("a", "b"))
+
+
+def test_json_of_this_package_has_its_kind_and_keys(tmp_path):
+    for content, kind, keys in (({"a": 1}, dict, ("a",)), (0.5, (int, float), ()), (3, int, ()), ([], None, ())):
+        (tmp_path / "x.json").write_text(json.dumps(content))
+        assert read_json(tmp_path / "x.json", kind, keys) == content
 
 
 def test_files_are_read_whole(tmp_path):

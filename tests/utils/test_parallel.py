@@ -3,13 +3,22 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 
 from elude_steer.errors import EludeSteerError, ProcessError, SpecError
 from elude_steer.utils import parallel
-from elude_steer.utils.parallel import WorkerGroup, launch, worker_group
+from elude_steer.utils.parallel import (
+    WorkerGroup,
+    checkout,
+    import_settings,
+    launch,
+    set_variables,
+    worker_group,
+)
 
 
 def test_every_piece_is_done_once():
@@ -138,3 +147,37 @@ def test_a_process_stops_if_the_one_that_started_it_has_ended(monkeypatch):
         WorkerGroup().each(range(3), lambda piece: None)
     monkeypatch.setenv("ELUDE_STEER_PARENT", str(os.getppid()))
     WorkerGroup().each(range(3), lambda piece: None)
+
+
+def leave_marker(folder, *modules):
+    """Files of a stranger, whose names are those of installed packages."""
+    for name in modules:
+        (folder / f"{name}.py").write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
+    return folder / "ran"
+
+
+@pytest.mark.parametrize("given", [None, "", os.pathsep])
+def test_started_processes_import_nothing_from_the_current_folder(given, tmp_path, monkeypatch):
+    marker = leave_marker(tmp_path, "click", "torch", "elude_steer")
+    monkeypatch.chdir(tmp_path)
+    if given is not None:
+        monkeypatch.setenv("PYTHONPATH", given)
+    launch(2, ["recipes", "list"])
+    assert not marker.exists()
+    subprocess.run([sys.executable, "-c", "import click"], check=True)
+    assert marker.exists()
+
+
+def test_variables_are_put_back(monkeypatch):
+    monkeypatch.setenv("ELUDE_STEER_A", "old")
+    with suppress(RuntimeError), set_variables({"ELUDE_STEER_A": "new", "ELUDE_STEER_B": "new"}):
+        assert os.environ["ELUDE_STEER_A"] == os.environ["ELUDE_STEER_B"] == "new"
+        raise RuntimeError
+    assert os.environ["ELUDE_STEER_A"] == "old" and "ELUDE_STEER_B" not in os.environ
+
+
+def test_an_installed_package_adds_no_folder(monkeypatch):
+    folder = str(Path(parallel.__file__).resolve().parents[2])
+    assert checkout() == [folder]
+    monkeypatch.setattr(parallel.sysconfig, "get_path", lambda _: folder)
+    assert checkout() == [] and import_settings()["PYTHONSAFEPATH"] == "1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import mmap
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from elude_steer.errors import ImageError
+from elude_steer.errors import ImageError, StorageError
+from elude_steer.utils.files import read_json
 from elude_steer.utils.remote.mirror import Mirror
 from elude_steer.utils.remote.root import find_folder
 
@@ -21,11 +22,19 @@ PLACE = np.dtype([("image", np.int32), ("tile", np.uint16), ("token", np.uint16)
 _BLOCK_ROWS = 1024
 
 
+def read_store_file(folder: Path, name: str, kind: type, keys: Sequence[str] = ()) -> Any:
+    """Read a JSON file of a store; without it, the store is of no use."""
+    try:
+        return read_json(folder / name, kind, keys)
+    except StorageError as error:
+        raise StorageError(f"the stored tokens in '{folder}' are damaged; delete that folder and run again.") from error
+
+
 class TokenStore:
     """The stored instances, mapped into memory: only what is read takes time and memory."""
 
     def __init__(self, folder: Path) -> None:
-        shape = json.loads((folder / "shape.json").read_text())
+        shape = read_store_file(folder, "shape.json", dict, ("d_in", "dtype"))
         self.folder = folder
         self.d_in: int = shape["d_in"]
         self.places = np.memmap(folder / "places.bin", PLACE, mode="r")
@@ -40,7 +49,7 @@ class TokenStore:
     @cached_property
     def image_ids(self) -> dict[int, str]:
         """The ids of the images by their index in the image set."""
-        merged = json.loads((self.folder / "merged.json").read_text())
+        merged = read_store_file(self.folder, "merged.json", dict, ("images",))
         return {int(index): id for index, id in merged["images"].items()}
 
     def read(self, start: int, stop: int) -> torch.Tensor:

@@ -21,14 +21,15 @@ from filelock import FileLock
 from elude_steer.atlas.build.activation_cache import read_item
 from elude_steer.atlas.build.sizes import tokens_per_image
 from elude_steer.atlas.build.stages import Build, StageFolder, warn
-from elude_steer.atlas.build.token_store import PLACE
+from elude_steer.atlas.build.token_store import PLACE, read_store_file
 from elude_steer.errors import ImageError, ModelError, StorageError
 from elude_steer.models.images import Item
 from elude_steer.models.vision import Tower
 from elude_steer.specs import TokensSpec
-from elude_steer.utils.files import explain_write_errors, write_array, write_file
+from elude_steer.utils.files import explain_write_errors, read_json, write_array, write_file
 
-_STORE = ("tokens.bin", "places.bin", "shape.json", "counted.json", "merged.json")  # what all shards become
+_COUNT = "counted.json"
+_STORE = ("tokens.bin", "places.bin", "shape.json", _COUNT, "merged.json")  # what all shards become
 
 
 def collect_tokens(build: Build) -> StageFolder:
@@ -120,13 +121,13 @@ def _share_store(folder: StageFolder) -> None:
     """Give other machines the store instead of the shards that it was made from."""
     files = [folder.path / name for name in _STORE]
     if not folder.mirror.has(files[-1]):
-        count = json.loads(_count_path(folder.path).read_text())
+        count = read_store_file(folder.path, _COUNT, int)
         folder.mirror.share(files)
         folder.mirror.forget(file for number in range(count) for file in _shard_files(folder.path, number))
 
 
 def _merge_and_report(build: Build, folder: Path) -> None:
-    count = json.loads(_count_path(folder).read_text())
+    count = read_store_file(folder, _COUNT, int)
     # Only a stream is still `auto` here: now that its images are counted, the surplus of the first ones is dropped.
     per_image = tokens_per_image(_count_images(folder, count)) if build.spec.tokens.per_image == "auto" else None
     skipped = merge_shards(folder, count, build.images.name, build.images.length, per_image)
@@ -160,11 +161,15 @@ def _shard_files(folder: Path, number: int) -> tuple[Path, ...]:
 
 def _count_images(folder: Path, shards: int) -> int:
     """How many images of all shards could be read."""
-    return sum(len(json.loads(shard_path(folder, number).read_text())["images"]) for number in range(shards))
+    return sum(len(_read_shard(folder, number)["images"]) for number in range(shards))
 
 
 def _count_path(folder: Path) -> Path:
-    return folder / "counted.json"
+    return folder / _COUNT
+
+
+def _read_shard(folder: Path, number: int) -> dict[str, Any]:
+    return dict(read_json(shard_path(folder, number), dict, ("rows", "images", "skipped")))
 
 
 def collect_shard(
@@ -259,11 +264,10 @@ def merge_shards(
         per_image: keep only the first so many tokens of each image; None keeps all.
     """
     progress = folder / "merged.json"
-    merged: dict[str, Any] = (
-        json.loads(progress.read_text()) if progress.exists() else {"shards": 0, "rows": 0, "images": {}, "skipped": {}}
-    )
+    new: dict[str, Any] = {"shards": 0, "rows": 0, "images": {}, "skipped": {}}
+    merged: dict[str, Any] = read_store_file(folder, progress.name, dict, tuple(new)) if progress.exists() else new
     for number in range(merged["shards"], count):
-        summary = json.loads(shard_path(folder, number).read_text())
+        summary = _read_shard(folder, number)
         rows = _append(folder, shard_path(folder, number), merged["rows"], summary["rows"], per_image)
         merged["shards"] += 1
         merged["rows"] += rows

@@ -19,7 +19,7 @@ from elude_steer.method.contributions import ContributionRows, no_clusters, summ
 from elude_steer.method.rows import Rows
 from elude_steer.specs import ClustersSpec
 from elude_steer.utils import optional
-from elude_steer.utils.files import read_array, write_array, write_file, write_tensors
+from elude_steer.utils.files import read_array, read_json, write_array, write_file, write_tensors
 from elude_steer.utils.fingerprint import make_key
 from elude_steer.utils.memory import format_bytes
 from elude_steer.utils.parallel import Slots
@@ -91,7 +91,7 @@ def _choose_backend(build: Build, rows: StageFolder, size: ClusteringSize) -> st
             write_file(path, lambda file: file.write(json.dumps(chosen).encode()))
 
         build.settle(rows, choose, path)
-        asked = json.loads(path.read_text())
+        asked = read_json(path, str)
     return fitting_backend(asked, size, device, processes)
 
 

@@ -282,7 +282,7 @@ class Comparison:
             latents, labelling_seconds = make_latents()
             numbers = measure_dictionary(latents, self.vlm, self.held_out_scenes, self.head)
             cost = self._cost_path(method, seed)
-            made = json.loads(cost.read_text()) if cost.exists() else 0.0
+            made = read_json(cost, (int, float)) if cost.exists() else 0.0
             return {**numbers, "made": made, "named": labelling_seconds}
 
         def score_many() -> dict[str, Any]:
@@ -364,7 +364,7 @@ class Comparison:
         about = {**self.size.to_dict(), "methods": list(METHODS), "made of": made_of}
         path = self.work / "size.json"
         about = json.loads(json.dumps(about))
-        stored = read_json(path) if path.exists() else about
+        stored = read_json(path, dict, ("methods",)) if path.exists() else about
         known = stored["methods"] == about["methods"][: len(stored["methods"])]  # new methods stand at the end
         if not known or {**about, "methods": []} != {**stored, "methods": []}:
             raise SpecError(
@@ -430,7 +430,7 @@ class Comparison:
         finally:
             if workers is None or workers.rank == 0:
                 seconds = (time.process_time() - start) * (1 if workers is None else workers.world)
-                seconds += json.loads(path.read_text()) if resumes and path.exists() else 0
+                seconds += read_json(path, (int, float)) if resumes and path.exists() else 0
                 write_file(path, lambda file: file.write(json.dumps(seconds).encode()))
 
     def _cost_path(self, method: Method, seed: int, run: int = 0) -> Path:

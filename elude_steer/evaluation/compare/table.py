@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from elude_steer.errors import StorageError
 from elude_steer.evaluation.compare.methods import METHODS, SMALL, Size
 from elude_steer.evaluation.compare.steering_table import steering_section
 from elude_steer.utils import plotting
@@ -23,7 +24,10 @@ def write_results(size: Size, rows: Sequence[Mapping[str, Any]], out: Path) -> P
     """
     path = out / "toyland.json"
     if path.exists() and not all("latents" in row and "edits" in row for row in rows):
-        rows = merge_rows(read_json(path), rows)
+        earlier = read_json(path, list)
+        if not all(isinstance(row, dict) and row.get("method") in METHODS and "seed" in row for row in earlier):
+            raise StorageError(f"'{path}' is damaged; delete it and run the same command again.")
+        rows = merge_rows(earlier, rows)
     names = list(dict.fromkeys(row["method"] for row in rows))
     by_method = {name: [row for row in rows if row["method"] == name] for name in names}
     measured = {name: [row for row in own if "latents" in row] for name, own in by_method.items()}

@@ -14,7 +14,7 @@ from elude_steer.errors import EludeSteerWarning, ImageError, SpecError
 from elude_steer.evaluation.edits.caption_reader import CaptionReader
 from elude_steer.utils.files import read_bytes
 
-_MAX_BYTES = 2**31  # of a file; the largest of COCO has 470 MB
+_MAX_BYTES = 2**29  # of a file; the largest of COCO has 470 MB
 LARGE = 0.01  # share of the image; captions seldom mention smaller objects
 _INSTANCES, _CAPTIONS = "instances_val2017.json", "captions_val2017.json"
 _SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from elude_steer.errors import SpecError
 from elude_steer.utils import optional
-from elude_steer.utils.files import write_file
+from elude_steer.utils.files import read_bytes, write_file
 
 CELL, SIDE = 336, 3  # pixels of an image in a grid, and images along its side
 # Stored replies are found by this text: another wording asks everything again.
@@ -38,6 +38,7 @@ PROMPT = (
     '{"reason_a": "...", "reason_b": "...", "answer": "A" or "B"}'
 )
 _GIVE_UP = 3  # failed calls in a row after which a judge is not asked any more
+_MAX_STORED = 2**20  # bytes of a stored reply
 _MAX_REPLY, _MAX_DEPTH = 20_000, 50  # characters and nested brackets; a reply of 256 tokens has far fewer
 
 
@@ -285,10 +286,10 @@ def check_judges(judges: Sequence[Judge]) -> Any:
 def _load_reply(path: Path) -> str | None:
     """A stored reply; None where there is none. A damaged file is deleted, so that the question is asked again."""
     try:
-        text = json.loads(path.read_text(encoding="utf-8"))["text"]
+        text = json.loads(read_bytes(path, _MAX_STORED))["text"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         text = None
     if not isinstance(text, str) or _is_excessive(text):
         path.unlink()

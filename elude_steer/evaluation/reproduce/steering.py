@@ -11,19 +11,21 @@ from typing import Any
 
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.atlas.build.pipeline import build
-from elude_steer.atlas.manifest import find_atlas
-from elude_steer.errors import SpecError
+from elude_steer.atlas.manifest import find_atlas, read_manifest
+from elude_steer.atlas.manifest_rules import MANIFEST, MAX_JSON
+from elude_steer.errors import ImageError, SpecError
 from elude_steer.evaluation.reproduce.edits import PAPER_RECIPES, Edit, judge_caption
 from elude_steer.evaluation.reproduce.ledger import Ledger
 from elude_steer.evaluation.reproduce.options import ReproduceOptions
 from elude_steer.models.images import open_image
+from elude_steer.models.sources.decoding import MAX_MEMORY
 from elude_steer.recipe_files import load_spec
 from elude_steer.specs import AtlasSpec
 from elude_steer.steering.plan import Plan
 from elude_steer.steering.result import SteeredCaption, mark_changes
 from elude_steer.steering.run_recipe import step_settings
 from elude_steer.steering.steerer import Steerer
-from elude_steer.utils.files import read_json, write_file
+from elude_steer.utils.files import read_bytes, read_json, write_file
 from elude_steer.utils.fingerprint import make_key, versions
 from elude_steer.utils.plotting import data_uri, fit_within
 
@@ -191,15 +193,21 @@ def _as_refused(edit: Edit, result: SteeredCaption, cause: str) -> Row:
 
 def _row_path(edit: Edit, atlas: str, image: Path, options: ReproduceOptions) -> Path:
     folder = find_atlas(atlas)
-    manifest = b"" if folder is None else (folder / "manifest.json").read_bytes()
+    if folder is not None:
+        read_manifest(folder)  # raises unless it is an atlas
+    manifest = b"" if folder is None else read_bytes(folder / MANIFEST, MAX_JSON)
     causes = [hashlib.sha256(manifest).hexdigest() if manifest else atlas, *_edit_causes(edit, image, options)]
     return options.work / "edits" / f"{edit.row}-{make_key(*causes)}.json"
 
 
 def _edit_causes(edit: Edit, image: Path, options: ReproduceOptions) -> list[Any]:
     """Everything but the atlas that an edit depends on."""
+    try:
+        data = read_bytes(image, MAX_MEMORY)
+    except OSError as error:
+        raise ImageError(f"'{image}' cannot be read as an image: {error.strerror or error}.") from error
     return [
-        hashlib.sha256(image.read_bytes()).hexdigest(),
+        hashlib.sha256(data).hexdigest(),
         asdict(edit.step),
         edit.recipe.prompt,
         edit.recipe.max_new_tokens,

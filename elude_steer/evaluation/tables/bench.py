@@ -80,7 +80,7 @@ class Bench:
         loaded = load_tower(setup.spec.model, setup.device, trust_remote_code=setup.trust_remote_code)
         tower = replace(loaded, threads=setup.threads)
         path, found = self.folder / "backbone.json", {"fingerprint": tower.fingerprint()}
-        if path.exists() and read_json(path) != found:
+        if path.exists() and read_json(path, dict) != found:
             raise SpecError(f"'{self.folder}' was made with other weights of '{setup.spec.model.id}'; delete it.")
         write_file(path, lambda file: file.write(json.dumps(found).encode()))
         return tower
@@ -278,7 +278,7 @@ class Bench:
         try:
             yield
         finally:
-            before = read_json(path) if path.exists() else {"cpu": 0.0, "clock": 0.0}
+            before = read_json(path, dict, ("cpu", "clock")) if path.exists() else {"cpu": 0.0, "clock": 0.0}
             spent = {"cpu": time.process_time() - cpu, "clock": time.perf_counter() - clock}
             if spent["cpu"] > 0.05 or not path.exists():  # finding that all is there costs nothing
                 total = {key: before[key] + spent[key] for key in before}
@@ -287,7 +287,7 @@ class Bench:
     def cost(self, name: str) -> dict[str, float]:
         """The seconds that something took, of the processor and by the clock."""
         path = self.folder / "costs" / f"{name}.json"
-        return dict(read_json(path, dict)) if path.exists() else {"cpu": 0.0, "clock": 0.0}
+        return dict(read_json(path, dict, ("cpu", "clock"))) if path.exists() else {"cpu": 0.0, "clock": 0.0}
 
     def vectors_path(self, method: Method, seed: int, run: int = 0) -> Path:
         """Where the vectors of a dictionary are stored, which the stability compares."""

@@ -96,7 +96,7 @@ def _row_path(setup: TableSetup, method: Method, seed: int) -> Path:
 
 
 def _read_row(setup: TableSetup, method: Method, seed: int) -> TableRow:
-    found = read_json(_row_path(setup, method, seed))
+    found = read_json(_row_path(setup, method, seed), dict, ("measures", "costs"))
     return TableRow(setup.name, method.name, seed, found["measures"], found["costs"])
 
 

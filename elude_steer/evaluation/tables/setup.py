@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
@@ -239,23 +240,25 @@ class TableSetup:
         return chosen
 
 
+_SCENE = re.compile(r"toyland:([0-9]{1,18}):([0-9]{1,18})")  # the id of one; a file may begin like it
+
+
 def class_of(id: str, classes: Mapping[str, str] | None) -> str | None:
     """The class of an image: that of its id, or of its file's name, or its folder; None where there is none."""
     if classes is not None:
         return classes.get(id, classes.get(Path(id).name))
-    if id.startswith("toyland:"):
-        return _first_object(id)
+    if scene := _SCENE.fullmatch(id):
+        return _first_object(int(scene[1]), int(scene[2]))
     parent = Path(id).parent.name
     return parent or None
 
 
 @cache
-def _first_object(id: str) -> str | None:
-    """The first object of a scene, from an id such as `toyland:31:7`; None for a scene without objects."""
+def _first_object(seed: int, number: int) -> str | None:
+    """The first object of a scene; None for a scene without objects."""
     from elude_steer.toyland.scenes import scenes
 
-    _, seed, number = id.split(":")
-    return next((thing.name for thing in next(scenes(int(seed), 1, start=int(number))).things), None)
+    return next((thing.name for thing in next(scenes(seed, 1, start=number)).things), None)
 
 
 def has_classes(items: Sequence[Item], classes: Mapping[str, str] | None) -> bool:

@@ -419,6 +419,7 @@ def test_damaged_work_is_explained(image_folder, tmp_path):
     for pattern, text in (
         ("split-*/*.safetensors", "is damaged; delete it and run the same command again"),
         ("tokens-*/places.bin", "the stored tokens in .* are damaged; delete that folder and run again"),
+        ("*/backend-*.json", "is damaged; delete it and run the same command again"),
     ):
         path = next((tmp_path / "w").glob(pattern))
         data = path.read_bytes()

@@ -9,7 +9,7 @@ from elude_steer.atlas.build import token_store, tokens
 from elude_steer.atlas.build.stages import iterate_shards
 from elude_steer.atlas.build.token_store import TokenStore, strongest_instances
 from elude_steer.atlas.build.tokens import collect_shard, merge_shards
-from elude_steer.errors import ImageError, ModelError
+from elude_steer.errors import ImageError, ModelError, StorageError
 from elude_steer.models.images import image_set
 from elude_steer.models.vision import Tower
 from elude_steer.specs import TokensSpec
@@ -170,3 +170,33 @@ def test_the_summary_of_a_shard_is_plain_json(tower, images, tmp_path):
     summary = json.loads((tmp_path / "shard-000000.json").read_text())
     assert summary["rows"] == 46
     assert summary["images"]["0"] == "00000000"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "7"])
+@pytest.mark.parametrize("name", ["shape.json", "merged.json"])
+def test_damaged_files_of_the_store_are_named(name, text, tower, images, tmp_path):
+    collect(tower, images, tmp_path / "a", TokensSpec(2))
+    (tmp_path / "a" / name).write_text(text)
+    with pytest.raises(StorageError, match=r"the stored tokens in '.*a' are damaged; delete that folder and run again"):
+        _ = TokenStore(tmp_path / "a").image_ids
+    if name == "merged.json":
+        with pytest.raises(StorageError, match=r"the stored tokens in '.*a' are damaged"):
+            merge_shards(tmp_path / "a", 1, "test")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": 1}'])
+def test_a_damaged_shard_is_named(text, tower, images, tmp_path):
+    spec, folder = TokensSpec(2, batch_size=4), tmp_path / "a"
+    for number, batches in iterate_shards(image_set(images), 4, 4):
+        collect_shard(tower, batches, [(spec, folder)], number)
+    path = tokens.shard_path(folder, 2)
+    path.write_text(text)
+    for read in (lambda: merge_shards(folder, 6, "test"), lambda: tokens._count_images(folder, 6)):
+        with pytest.raises(StorageError, match=r"shard-000002\.json' is damaged; delete it and run the same command"):
+            read()
+
+
+def test_a_damaged_count_is_named(tmp_path):
+    (tmp_path / "counted.json").write_text("{")
+    with pytest.raises(StorageError, match=r"the stored tokens in .* are damaged; delete that folder"):
+        tokens._merge_and_report(None, tmp_path)

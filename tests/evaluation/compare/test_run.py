@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from elude_steer.errors import SpecError
+from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.compare.methods import METHODS, SMALL, find_methods
 from elude_steer.evaluation.compare.run import Comparison
 from elude_steer.evaluation.compare.table import write_results
@@ -29,6 +29,29 @@ def test_a_folder_belongs_to_a_comparison_of_one_size(tmp_path):
     Comparison(tmp_path, SMALL)._check_work()
     with pytest.raises(SpecError, match=r"holds a comparison of another size.*; give another folder: --work"):
         Comparison(tmp_path).run()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_size_is_named(text, tmp_path):
+    (tmp_path / "size.json").write_text(text)
+    with pytest.raises(StorageError, match=r"size\.json' is damaged; delete it and run the same command again"):
+        Comparison(tmp_path, SMALL)._check_work()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"method": "none", "seed": 1}]', '[{"method": "raw units"}]'])
+def test_damaged_results_of_an_earlier_run_are_named(text, tmp_path):
+    (tmp_path / "toyland.json").write_text(text)
+    with pytest.raises(StorageError, match=r"toyland\.json' is damaged; delete it and run the same command again"):
+        write_results(SIZE, [{"method": "raw units", "seed": 0, "latents": 1}], tmp_path)
+
+
+def test_damaged_costs_are_named(tmp_path):
+    comparison, raw = Comparison(tmp_path, SIZE), METHODS["raw units"]
+    path = comparison._cost_path(raw, 0)
+    path.parent.mkdir(parents=True)
+    path.write_text('"long"')
+    with pytest.raises(StorageError, match="is damaged; delete it"), comparison._count_cost(raw, 0):
+        pass
 
 
 def test_a_small_comparison(tmp_path, monkeypatch):

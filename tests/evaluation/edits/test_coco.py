@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 from PIL import Image
@@ -229,6 +230,17 @@ def test_files_that_are_not_json_objects_are_refused(small, content):
     path.write_bytes(content)
     with pytest.raises(SpecError, match=r"is not JSON|has no list|is no COCO instances file"):
         coco_world(path, folder)
+
+
+def test_files_larger_than_any_of_cocos_are_refused_unread(small, tmp_path):
+    annotations = tmp_path / "large.json"
+    with annotations.open("wb") as file:
+        file.truncate(2**29 + 1)  # without a byte on the disk
+    tracemalloc.start()
+    with pytest.raises(SpecError, match=r"large\.json' cannot be read: it has more than 537 MB; give one such as inst"):
+        coco_world(annotations, small[1])
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
 
 
 def test_missing_files_are_refused_in_one_line(small, tmp_path):

@@ -216,10 +216,11 @@ def test_a_damaged_reply_is_asked_for_again(tmp_path):
     with Server(prefers_red) as server:
         judges = [Judge("one", server.url)]
         found = ask_judges(judges, pairs(2), tmp_path)
-        sorted(tmp_path.glob("*.json"))[0].write_text("{")
-        left = []
-        assert ask_judges(judges, pairs(2), tmp_path, confirm=left.append) == found
-        assert left == [1]
+        for text in ("{", '{"text": "A"}' + " " * 2**20):
+            sorted(tmp_path.glob("*.json"))[0].write_text(text)
+            left = []
+            assert ask_judges(judges, pairs(2), tmp_path, confirm=left.append) == found
+            assert left == [1]
 
 
 def test_intervals_resample_pairs_and_not_single_presentations():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elude_steer import toyland
-from elude_steer.errors import SpecError
+from elude_steer.errors import SpecError, StorageError
 from elude_steer.evaluation.compare.methods import METHODS
 from elude_steer.evaluation.tables.bench import Bench
 from elude_steer.evaluation.tables.collages import draw_collages, make_collages
@@ -17,7 +17,7 @@ from elude_steer.evaluation.tables.efficiency import BARE, BehindLayer, Protocol
 from elude_steer.evaluation.tables.measure import PROBE, accuracy_source
 from elude_steer.evaluation.tables.properties import PROPERTIES, _judge, has_properties, run_properties
 from elude_steer.evaluation.tables.report import efficiency_lines, page_lines, write_tables
-from elude_steer.evaluation.tables.run import list_rows, rows_as_json, run_table, summarize
+from elude_steer.evaluation.tables.run import _read_row, _row_path, list_rows, rows_as_json, run_table, summarize
 from elude_steer.evaluation.tables.setup import PAPER, SMALL, TINY, TableSetup, class_of, find_preset
 from elude_steer.evaluation.tables.stability import run_stability
 from elude_steer.models.images import open_image
@@ -339,6 +339,26 @@ def test_a_scenes_class_is_its_first_object():
         assert class_of(f"toyland:31:{number}", None) == (scene.objects[0] if scene.objects else None)
     assert class_of("toyland:31:0", {"toyland:31:0": "known"}) == "known"
     assert class_of("train/dog/1.png", None) == "dog"
+    for file in ("toyland:x.png", "toyland:1", "toyland:1:2.png", "toyland:1:2:3", f"toyland:1:{'9' * 19}"):
+        assert class_of(file, None) is None and class_of(f"cat/{file}", None) == "cat"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_damaged_files_of_a_table_are_named(text, setup, world, tmp_path):
+    own = make_setup(world, tmp_path)
+    bench, method = Bench(own), METHODS["raw units"]
+    cost, row = own.folder / "costs" / "x.json", _row_path(own, method, 0)
+    for path in (cost, row):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+
+    def count():
+        with bench._count_cost("x"):
+            pass
+
+    for read in (lambda: bench.cost("x"), count, lambda: _read_row(own, method, 0)):
+        with pytest.raises(StorageError, match=r"\.json' is damaged; delete it and run the same command again"):
+            read()
 
 
 def test_collages_of_units_with_many_parts(setup, rows):

@@ -20,6 +20,7 @@ from elude_steer.atlas.build.launchers.worker import hash_bytes, run_task
 from elude_steer.atlas.build.stages import warn
 from elude_steer.errors import ProcessError
 from elude_steer.utils import optional
+from elude_steer.utils.parallel import checkout, import_settings, set_variables
 from elude_steer.utils.threads import count_cores
 
 _IN_FLIGHT = 4096  # tasks that are submitted and not done; more would only fill the scheduler
@@ -164,10 +165,17 @@ def connect(resources: Resources, address: str | None, processes: int | None) ->
 
 def _start(ray: Any, workers: int) -> None:
     """Start Ray on this machine; a machine that does much else may need more than one attempt."""
+    settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ} | import_settings()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _settings_applied():
-                ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            with set_variables(settings):
+                ray.init(
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    job_config=_imports(ray),
+                )
         except Exception as error:  # Ray raises plain ones, too
             with suppress(Exception):
                 ray.shutdown()
@@ -184,7 +192,7 @@ def _start(ray: Any, workers: int) -> None:
 
 def _join(ray: Any, address: str) -> None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=_imports(ray))
     except Exception as error:  # Ray raises plain ones, too
         raise ProcessError(
             f"there is no Ray cluster at '{address}' ({_shorten(error)}); start one with `ray start --head`, or leave "
@@ -192,16 +200,9 @@ def _join(ray: Any, address: str) -> None:
         ) from error
 
 
-@contextmanager
-def _settings_applied() -> Iterator[None]:
-    """Inside, Ray finds `_SETTINGS` in the environment."""
-    added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+def _imports(ray: Any) -> Any:
+    """Where workers look for modules: Ray puts the current folder, which may be anybody's, before all others."""
+    return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=checkout())
 
 
 def _shorten(error: Exception) -> str:

@@ -20,7 +20,7 @@ from elude_steer.atlas.build.launchers.worker import hash_bytes, run_task
 from elude_steer.errors import ProcessError
 from elude_steer.utils import optional
 from elude_steer.utils.files import explain_write_errors, wait_for, write_file
-from elude_steer.utils.parallel import WorkerGroup
+from elude_steer.utils.parallel import WorkerGroup, import_settings, set_variables
 
 _POLL = 2.0  # seconds between two looks at the queue
 
@@ -143,7 +143,8 @@ class SlurmLauncher:
         executor = submitit.AutoExecutor(folder=self.folder, cluster=self.resources.cluster)
         executor.update_parameters(**self._parameters(len(shares)))
         try:
-            jobs: list[Any] = executor.map_array(partial(_run_share, payload), shares)
+            with set_variables(import_settings()):  # which `sbatch` hands on
+                jobs: list[Any] = executor.map_array(partial(_run_share, payload), shares)
         except Exception as error:
             line = " ".join(str(error).split())[:300]
             raise ProcessError(

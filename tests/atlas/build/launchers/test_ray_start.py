@@ -10,6 +10,7 @@ from elude_steer.atlas.build.launchers import ray_launcher
 from elude_steer.atlas.build.launchers.ray_launcher import RayLauncher, connect
 from elude_steer.atlas.build.launchers.resources import Resources
 from elude_steer.errors import ProcessError
+from elude_steer.utils.parallel import checkout
 
 
 class FakeRay:
@@ -19,11 +20,13 @@ class FakeRay:
         self.failures, self.hangs, self.broken = failures, hangs, broken
         self.starts, self.stops, self.submitted = [], 0, []
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
+        self.job_config = SimpleNamespace(JobConfig=lambda **options: options)
 
     def is_initialized(self):
         return False
 
     def init(self, **options):
+        self.safe = os.environ.get("PYTHONSAFEPATH")
         self.starts.append((options, {name: os.environ.get(name) for name in ray_launcher._SETTINGS}))
         if len(self.starts) <= self.failures:
             raise TimeoutError("the raylet did not\nregister in time")
@@ -52,7 +55,7 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr(ray_launcher.time, "sleep", lambda _: None)
-    for name in ray_launcher._SETTINGS:
+    for name in (*ray_launcher._SETTINGS, "PYTHONSAFEPATH"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -115,6 +118,15 @@ def test_a_cluster_of_the_user_is_joined_and_left_as_it_is(use):
         connect(Resources(), "auto", None),
     ):
         pass
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_workers_import_nothing_from_the_current_folder(address, use):
+    ray = use(FakeRay())
+    with connect(Resources(), address, 1):
+        pass
+    assert ray.starts[0][0]["job_config"] == {"_client_job": True, "_py_driver_sys_path": checkout()}
+    assert ray.safe == (None if address else "1") and "PYTHONSAFEPATH" not in os.environ
 
 
 def test_a_launcher_without_workers_of_its_own_does_not_wait():

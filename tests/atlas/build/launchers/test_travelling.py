@@ -307,6 +307,17 @@ def test_jobs_of_other_processes_give_the_same_bytes(spec, reference, image_fold
     assert files(es.build(spec, images=image_folder, out=tmp_path / "a", **options)) == reference
 
 
+def test_jobs_import_nothing_from_the_current_folder(submitit, tmp_path, monkeypatch):
+    """`sbatch` hands on the environment in which it is called."""
+    seen = []
+    look = lambda *_: seen.append(os.environ.get("PYTHONSAFEPATH"))  # noqa: E731
+    executor = SimpleNamespace(map_array=look, update_parameters=lambda **_: None)
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda **_: executor)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    slurm_launcher.SlurmLauncher(Resources(), tmp_path)._submit((b"", b""), [[0]])
+    assert seen == ["1"] and "PYTHONSAFEPATH" not in os.environ
+
+
 def test_lost_jobs_are_submitted_again_and_given_up_in_the_end(submitit, tmp_path, monkeypatch):
     class Job:
         def __init__(self, share, lost):
