@@ -1,6 +1,7 @@
 """How fast this machine is with a model: short trials of what a run does most, on a few of its own images.
 
-Seconds are of the processor on a CPU, whose cores may have other work, and by the clock on a GPU.
+Seconds are of the processor on a CPU, whose cores may have other work, and by the clock on a GPU. Trials compute with
+as many threads as the run: threads that wait for each other on a busy machine take time of the processor, too.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ class Rates:
                 some = replace(spec, epochs=epochs)
                 return self._time(lambda: train_sae(some, inputs, targets, device=self.tower.device))
 
-            train(1)  # what happens once in a process is not counted
-            few, many = train(1), train(1 + _EPOCHS)  # the beginning is the same
+            with use_threads(self.tower.threads or 1):  # as a run does
+                train(1)  # what happens once in a process is not counted
+                few, many = (min(train(1 + more) for _ in range(2)) for more in (0, _EPOCHS))  # with the same beginning
             steps = count // size
             step = max((many - few) / (_EPOCHS * steps), 1e-6)
             self._known[key] = (max(few - steps * step, 0.0), step, count)
@@ -111,14 +113,16 @@ class Rates:
         if key not in self._known:
             sae = self._sae(spec)
             read = (self._inputs if spec.kind == "transcoder" else self._outputs)[:_TOKENS]
-            self._known[key] = self._time(lambda: sae.decode(sae.encode(read))) / len(read)
+            with use_threads(self.tower.threads or 1):
+                self._known[key] = self._time(lambda: sae.decode(sae.encode(read))) / len(read)
         return float(self._known[key])
 
     def measuring(self, latents: int, images: int, spec: SaeSpec | None = None) -> float:
         """Seconds to measure a dictionary on so many images whose activations are stored."""
         key = ("measure", latents, None if spec is None else spec.kind)
         if key not in self._known:
-            self._known[key] = self._measure(latents, spec)
+            with self.tower.use_threads():
+                self._known[key] = self._measure(latents, spec)
         single, entering, once = self._known[key]
         entries = images if images <= TOP_IMAGES else TOP_IMAGES * (1 + math.log(images / TOP_IMAGES))
         return float(images * single + entries * entering + once)
