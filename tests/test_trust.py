@@ -220,7 +220,7 @@ def attacked_parameters(command, attack, folder):
     folder.mkdir()
     stranger = Stranger(folder)
     found = commands()[command]
-    parser = found.make_parser(click.Context(found))
+    parser = found.make_parser(click.Context(found, help_option_names=["-h", "--help"]))  # which click keeps
     given, _, _ = parser.parse_args([text.replace("{out}", "out") for text in attack(stranger)])
     return {(command, name) for name, value in given.items() if str(folder) in str(value)}
 
