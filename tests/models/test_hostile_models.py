@@ -4,9 +4,11 @@ import json
 import pickle
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import sentence_transformers
 import torch
 from huggingface_hub import constants
 from PIL import Image
@@ -187,7 +189,10 @@ def test_a_processor_loads_no_other_model(part, other, file, request, tmp_path, 
 def test_a_loader_inside_another_asks_nobody(tmp_path, asked):
     """sentence-transformers does not hand on the refusal to the tokenizer of this module."""
     folder, stranger = save_word_embeddings(tmp_path / "matcher"), Stranger(tmp_path, claims=False)
-    assert load_matcher(str(folder)).embed(["dog"]).shape == (1, 4)
+    # Earlier versions load such a matcher, and fail to split words with its tokenizer.
+    works = tuple(map(int, sentence_transformers.__version__.split(".")[:2])) >= (6, 2)
+    with nullcontext() if works else pytest.raises(TypeError, match="has no len"):
+        assert load_matcher(str(folder)).embed(["dog"]).shape == (1, 4)
     shutil.copytree(folder, copy := tmp_path / "copy")
     change(copy / "0_WordEmbeddings" / "tokenizer_config.json", tokenizer_class="Other", auto_map=AUTO_MAP)
     (copy / "0_WordEmbeddings" / "stranger.py").write_text(stranger.code())
