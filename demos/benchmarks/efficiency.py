@@ -11,6 +11,10 @@ dictionaries have learnt does not change the time of a pass: they are made from 
 What an autoencoder takes of memory grows with the tokens of a pass. So memory is measured once more with the paper's
 257 tokens an image, in one pass; it counts the weights and what a pass allocates, as torch counts on a GPU.
 
+The paper's autoencoders take far more memory beside their backbone than ours do. We do not know what their code keeps
+at a time; the product of tokens and latents is a third of it. ELUDe computes as many sub-units at a time as the layer
+has units, so what it takes are the weights of the sub-units, as in the paper, and at most another output.
+
 Times are by the clock: run it on a machine that has nothing else to do. `--passes 5` tries it. Rows are files below
 WORK: an interrupted run continues.
 """
@@ -95,12 +99,13 @@ def main() -> None:
     given = parser.parse_args()
     times = run(given.work / "times", SIDE, given.passes, given.threads)
     full = run(given.work / "memory", FULL_SIDE, 1, given.threads)
-    about = "\n".join((__doc__ or "").split("\n\n")[2:4])
+    about = "\n\n".join((__doc__ or "").split("\n\n")[2:5])
     text = ["# Efficiency by the paper's protocol", "", about, "", *as_page(times, full), "", *times.notes, ""]
     predicted, measured, clock = (60 * times.hours[name] for name in ("predicted", "measured", "clock"))
     text.append(
         f"CPU minutes of the times: {predicted:.0f} predicted before they were taken, {measured:.0f} measured; "
-        f"{clock:.0f} minutes by the clock, with {given.threads} threads."
+        f"{clock:.0f} minutes by the clock, with {given.threads} threads. "
+        "Made by `python demos/benchmarks/efficiency.py --work WORK --out demos/results`."
     )
     print("\n".join(text))
     if given.out:
