@@ -13,7 +13,8 @@ What an autoencoder takes of memory grows with the tokens of a pass. So memory i
 
 The paper's autoencoders take far more memory beside their backbone than ours do. We do not know what their code keeps
 at a time; the product of tokens and latents is a third of it. ELUDe computes as many sub-units at a time as the layer
-has units, so what it takes are the weights of the sub-units, as in the paper, and at most another output.
+has units, so what it takes are the weights of the sub-units, as in the paper, and at most another output. All
+sub-units at once took 34 % more memory with five tokens and 88 % with 257; the layer alone was 1 to 2 % faster.
 
 Times are by the clock: run it on a machine that has nothing else to do. `--passes 5` tries it. Rows are files below
 WORK: an interrupted run continues.
