@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 import elude_steer as es
 from elude_steer.atlas.atlas import Atlas
 from elude_steer.evaluation.compare.methods import SMALL, find_methods
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--only", choices=JOBS, action="append")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    torch.set_num_threads(1)  # in a fork, several would wait for each other for ever
     rows = {}
     print("| work | kills | found afterwards | left behind | CPU s |\n|---|---|---|---|---|")
     for name in given.only or JOBS:
